@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch_geometric.data import Batch, Data
 
 from ..data.batching import to_device
@@ -163,9 +164,24 @@ def _in_double(
         for graph in graphs
     ]
     try:
-        return _alone_and_together(copy.deepcopy(model).cpu().double(), plan, doubled, None)
+        with _Double():
+            return _alone_and_together(copy.deepcopy(model).cpu().double(), plan, doubled, None)
     except Exception:  # whatever a model does not do in double precision, the question stays open
         return ()
+
+
+class _Double(TorchFunctionMode):
+    """Gives double precision to a model that asks for single, as in ``x.float()``."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run the function in double precision."""
+        func = Tensor.double if func is Tensor.float else func
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") is torch.float32:
+            kwargs["dtype"] = torch.float64
+        return func(*(torch.float64 if each is torch.float32 else each for each in args), **kwargs)
 
 
 def _compare(name: str, alone: list[Tensor], together: Tensor) -> LayerParity:

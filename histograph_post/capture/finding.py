@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch_geometric.nn import MessagePassing
 
 from ..errors import CaptureError
+from ..utils.text import text_table
 from .layers import Layer, Layers, is_pooling, made_by
 from .trace import (
     GATHERING,
@@ -19,7 +20,6 @@ from .trace import (
     ModuleCall,
     Source,
     Trace,
-    Value,
 )
 
 
@@ -46,7 +46,8 @@ def find_layers(trace: Trace, *, named: Sequence[ModuleCall] = (), steps: bool =
             continue
         try:
             # The first layers may hold an embedding of each node, as RGCN's does.
-            embeds = _embeds_nodes(trace, call) and call is not calls[-1]
+            nodes = any(map(trace.has_node_rows, call.outputs)) and call is not calls[-1]
+            embeds = nodes and all(map(trace.edge_only, call.inputs))
             layer = _layer(trace, call, len(layers), featureless=embeds)
         except CaptureError as error:
             problem, stopped_by = error, call
@@ -54,7 +55,12 @@ def find_layers(trace: Trace, *, named: Sequence[ModuleCall] = (), steps: bool =
         layers.append(layer)
     if not layers:
         raise problem or _no_layers(trace, readouts)
-    _refuse_edge_caches(trace, layers)
+    cached = [each.call for each in layers if getattr(each.call.module, "cached", False) is True]
+    if cached and trace.num_graphs > 1:
+        raise CaptureError(
+            f"layer {cached[0].label!r} has cached=True: it would use the edges of the first batch "
+            "for every other; build the model with cached=False"
+        )
     return Layers(
         trace,
         tuple(layers),
@@ -201,17 +207,13 @@ def _made_of(trace: Trace, layers: Sequence[Layer]) -> list[int]:
     return trace.inherited(own)
 
 
-def _embeds_nodes(trace: Trace, call: ModuleCall) -> bool:
-    """Whether the call is given edges only, and returns rows of nodes."""
-    return all(map(trace.edge_only, call.inputs)) and any(map(trace.has_node_rows, call.outputs))
-
-
 def _layer(trace: Trace, call: ModuleCall, number: int, *, featureless: bool) -> Layer:
     """Find the node tensors a layer is given."""
     rows = list(dict.fromkeys(value for value in call.inputs if trace.has_node_rows(value)))
     rows = [value for value in rows if not trace.edge_only(value)] or rows
     # A layer that is given a whole graph beside its state leaves most of that graph alone.
-    used = {parent for value in _made_during(trace, call) for parent in value.parents}
+    inside = trace.values[call.first_value : call.end_value]
+    used = {parent for value in inside for parent in value.parents}
     rows = [value for value in rows if value in used] or rows
     # A number per node beside rows of several is a weight, a mass, a time.
     rows = [value for value in rows if len(trace.values[value].shape) > 1] or rows
@@ -220,27 +222,20 @@ def _layer(trace: Trace, call: ModuleCall, number: int, *, featureless: bool) ->
     if featureless:
         return Layer(call, number, ())
     given = [trace.values[value] for value in call.inputs if not trace.edge_only(value)]
-    found = [value.shape[0] for value in given if value.floating and len(value.shape) > 1]
+    shapes = [value.shape for value in given if value.floating and len(value.shape) > 1]
+    found = f"{shapes[0][0]} rows" if shapes else "no rows of features"
+    for shape in shapes:
+        if trace.num_nodes in shape:
+            raise CaptureError(
+                f"layer {call.label!r} is given {list(shape)}, with the nodes in dimension "
+                f"{shape.index(trace.num_nodes)}; expected them in dimension 0: name modules that "
+                "return a row per node with --layers NAME:output (transposed, if there are none)"
+            )
     raise CaptureError(
-        f"layer {call.label!r} is given {f'{found[0]} rows' if found else 'no rows of features'} "
+        f"layer {call.label!r} is given {found} "
         f"where the batch has {trace.num_nodes} nodes (pooled or edge-level input?); "
         "name the layers that work on the nodes with --layers"
     )
-
-
-def _made_during(trace: Trace, call: ModuleCall) -> Sequence[Value]:
-    """The values that were made inside a call."""
-    return trace.values[call.first_value : call.end_value]
-
-
-def _refuse_edge_caches(trace: Trace, layers: Sequence[Layer]) -> None:
-    """Refuse layers that cache the first batch's edges and use them for all others."""
-    for layer in layers:
-        if trace.num_graphs > 1 and getattr(layer.call.module, "cached", False) is True:
-            raise CaptureError(
-                f"layer {layer.label!r} has cached=True: it would use the edges of the first batch "
-                "for every other; build the model with cached=False"
-            )
 
 
 def _leaves_nodes(trace: Trace, call: ModuleCall) -> bool:
@@ -266,8 +261,7 @@ def _module_table(trace: Trace) -> str:
         )
         for call in trace.modules
     ]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return "\n".join(f"{name:{widths[0]}}  {kind:{widths[1]}}  {out}" for name, kind, out in rows)
+    return text_table(("module", "type", "returns"), rows)
 
 
 # --- message passing in plain functions
@@ -312,18 +306,14 @@ def reads_nodes_by_edges(trace: Trace, function: FunctionCall) -> bool:
 
     A number per node that comes from the edges, such as a degree, may be added or multiplied.
     """
-    edges = [value for value in function.inputs if trace.edge_only(value)]
+    rows, edges = trace.num_nodes, [value for value in function.inputs if trace.edge_only(value)]
     if function.name not in INDEXING and function.name not in LINEAR:
-        edges = [value for value in edges if not _is_per_node(trace, value)]
+        shapes = {value: trace.values[value].shape for value in edges}
+        edges = [each for each in edges if shapes[each].count(rows) != 1 or shapes[each][0] != rows]
     return bool(edges) and any(
         trace.values[value].floating and Source.NODE in trace.values[value].sources
         for value in function.inputs
     )
-
-
-def _is_per_node(trace: Trace, value: int) -> bool:
-    shape = trace.values[value].shape
-    return shape[:1] == (trace.num_nodes,) and trace.num_nodes not in shape[1:]
 
 
 def refuse_hidden_steps(layers: Layers, ends: Sequence[int]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from .layers import Layers
 from .trace import DIVIDING, GATING, LINEAR, MULTIPLYING, RAISING, RESHAPING, SQUASHING
 
@@ -64,7 +62,7 @@ class Gates:
     def _behind(self, value: int) -> int | None:
         """Return what is weighed, by one number per node or by several."""
         for product in (value, self._unshaped(value)):
-            if self._width(product) != self._width(value):
+            if self.layers.width(product) != self.layers.width(value):
                 continue  # a part was cut out
             gated = self._gated(product)
             if gated is None:
@@ -76,7 +74,7 @@ class Gates:
     def _same_width(self, value: int) -> int:
         """Return a value before its shape was changed, if it has all of it."""
         state = self._unshaped(value)
-        return state if self._width(state) == self._width(value) else value
+        return state if self.layers.width(state) == self.layers.width(value) else value
 
     def _gated(self, value: int) -> int | None:
         """Return ``x`` if the value is ``gate * x``, or ``x / gate``, with a gate of width 1."""
@@ -112,17 +110,14 @@ class Gates:
             return None
         for gate, gated in (call.inputs, call.inputs[::-1]):
             if (
-                self._width(gated) > 1
-                and self._width(gate) * self._width(gated) == self._width(product)
+                self.layers.width(gated) > 1
+                and self.layers.width(gate) * self.layers.width(gated) == self.layers.width(product)
                 and self._squashed(gate, beside=gated)
                 and not self._squashed(gated, beside=gate)
                 and self._is_gate(gate, beside=gated)
             ):
                 return self._same_width(gated)
         return None
-
-    def _width(self, value: int) -> int:
-        return prod(self.trace.values[value].shape[1:])
 
     def _squashed(self, gate: int, *, beside: int) -> bool:
         """Whether a softmax or sigmoid, maybe by hand, went into a value and not into another."""

@@ -39,11 +39,6 @@ class Layer:
     #: The node tensors among its arguments, in their order; none if these are integers.
     candidates: tuple[int, ...]
 
-    @property
-    def label(self) -> str:
-        """The name of the module, with ``#2`` for its second call."""
-        return self.call.label
-
 
 @dataclass(frozen=True)
 class Layers:
@@ -73,29 +68,23 @@ class Layers:
 
     def has_node_rows(self, value: int) -> bool:
         """Whether the value has node rows; inside a layer, messages may be as many as nodes."""
-        return self.trace.has_node_rows(value) and not any(call.hides(value) for call in self.calls)
+        return self.trace.has_node_rows(value) and not any(
+            call.first_value <= value < call.end_value and value not in call.outputs
+            for call in self.calls
+        )
 
     def frontier(self, value: int) -> list[Layer]:
         """Return the layers that made the value: those no other layer of the value builds on."""
-        made = self.made[value]
-        below = 0
-        for layer in self._of(made):
-            below |= self.before(layer)
-        return list(self._of(made & ~below))
-
-    def before(self, layer: Layer) -> int:
-        """The layers this one builds on, as bits."""
-        found = 0
-        for value in layer.call.inputs:
-            found |= self.made[value]
-        return found
+        makers = list(self._of(self.made[value]))
+        below = self.trace.union(self.made[each] for layer in makers for each in layer.call.inputs)
+        return [layer for layer in makers if not below >> layer.number & 1]
 
     def _of(self, bits: int) -> Iterator[Layer]:
         return (layer for layer in self.layers if bits >> layer.number & 1)
 
     def names_of(self, value: int) -> str:
         """Return the labels of the layers that made the value, joined where they are parallel."""
-        return "+".join(layer.label for layer in self.frontier(value)) or "input"
+        return "+".join(layer.call.label for layer in self.frontier(value)) or "input"
 
     @cached_property
     def lines(self) -> list[int]:
@@ -130,21 +119,21 @@ class Layers:
         same = before >= 0 and self.made[before] == self.made[value]
         return same and self.trace.has_node_rows(before)
 
-    def given_before(self, end: int, alike: bool = True) -> list[int]:
-        """Return what layers were given by others on the way to ``end``.
+    def cut_from(self, value: int) -> int:
+        """Return the rows of which a value is a part; else the value."""
+        call = self.trace.producer.get(value)
+        if call is None or call.name not in SLICING or self.inside(call.time):
+            return value
+        return call.inputs[0] if self.same_rows(call.inputs[0], value) else value
 
-        With ``alike``, only layers of the types of the last ones, if there are such.
-        """
-        kinds = {type(layer.call.module) for layer in self.frontier(end)}
-        given = [
-            (type(layer.call.module) in kinds, value)
-            for layer in self.layers
-            if self.made[end] >> layer.number & 1
+    def given_before(self, end: int) -> list[int]:
+        """Return what layers were given by others on the way to ``end``."""
+        return [
+            value
+            for layer in self._of(self.made[end])
             for value in layer.candidates
             if self.made[value]
         ]
-        alike = alike and any(same for same, _ in given)
-        return [value for same, value in given if same or not alike]
 
     def is_held(self, value: int, held: Collection[int]) -> bool:
         """Whether a value is among those held, or merely puts such side by side.
@@ -275,27 +264,19 @@ class _Choice:
         return [value for value in values if value in layer.call.inputs[place : place + 1]]
 
     def _whole(self, values: list[int]) -> list[int]:
-        """Return the one that the others are parts of: the targets of (source, target) pairs."""
-
-        def is_part(value: int, whole: int) -> bool:
-            call = self.trace.producer.get(value)
-            return call is not None and call.name in SLICING and whole in call.inputs
-
-        return [
-            whole
-            for whole in values
-            if all(value == whole or is_part(value, whole) for value in values)
-        ]
+        """Return the one that the others are cut from: the targets of (source, target) pairs."""
+        wholes = {self.layers.cut_from(value) for value in values}
+        return [value for value in values if wholes == {value}]
 
     def _undecided(self, layer: Layer, values: Sequence[int]) -> CaptureError:
         places = [layer.call.inputs.index(value) for value in values]
         described = ", ".join(
-            f"{layer.label}:input:{place} {list(self.trace.values[value].shape)}"
+            f"{layer.call.label}:input:{place} {list(self.trace.values[value].shape)}"
             for place, value in zip(places, values, strict=True)
         )
         return CaptureError(
-            f"layer {layer.label!r} is given {len(values)} node tensors, and the readout does not "
-            f"decide which is the state: {described}; name the tensors to capture with --layers"
+            f"layer {layer.call.label!r} is given {len(values)} node tensors, and the readout does "
+            f"not decide which is the state: {described}; name the tensors to capture with --layers"
         )
 
     def _before_weights(self, layer: Layer, value: int) -> int:

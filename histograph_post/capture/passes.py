@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch_geometric.data.data import BaseData
-from torch_geometric.nn import MessagePassing
 
 from ..errors import CaptureError
 
@@ -145,45 +144,33 @@ Leave = Callable[[nn.Module, Any], None]
 
 
 @contextmanager
-def watch_calls(module: nn.Module, enter: Enter, leave: Leave) -> Iterator[None]:
-    """Call ``enter`` and ``leave`` around each run of a module's ``forward``.
+def watch_calls(
+    module: nn.Module, enter: Enter, leave: Leave, method: str = "forward"
+) -> Iterator[None]:
+    """Call ``enter`` and ``leave`` around each run of a module's ``forward``, or another method.
 
     Not by hooks: these do not see ``module.forward(...)``, which some models write, and the encoder
-    layers of torch do without their fused kernels where there are any. Whatever was assigned to
-    ``forward`` before is there again afterwards.
+    layers of torch do without their fused kernels where there are any. Whatever was assigned
+    before is there again afterwards.
     """
-    original = module.forward
-    replaced = vars(module).get("forward")
+    original = getattr(module, method)
+    replaced = vars(module).get(method)
 
     @functools.wraps(original)
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def watched(*args: Any, **kwargs: Any) -> Any:
         enter(module, args, kwargs)
         output = original(*args, **kwargs)
         leave(module, output)
         return output
 
-    vars(module)["forward"] = forward
+    vars(module)[method] = watched
     try:
         yield
     finally:
         if replaced is None:
-            vars(module).pop("forward", None)
+            vars(module).pop(method, None)
         else:
-            vars(module)["forward"] = replaced
-
-
-@contextmanager
-def watch_propagation(module: MessagePassing, enter: Enter, leave: Leave) -> Iterator[None]:
-    """Call ``enter`` and ``leave`` around each time a PyG layer passes messages."""
-    handles = [
-        module.register_propagate_forward_pre_hook(lambda layer, given: enter(layer, given, {})),
-        module.register_propagate_forward_hook(lambda layer, given, output: leave(layer, output)),
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+            vars(module)[method] = replaced
 
 
 # --- whether a second pass gives the same numbers: bit for bit on a CPU, but for rounding elsewhere

@@ -31,7 +31,7 @@ from .points import (
     split_layers,
 )
 from .probe import probe
-from .readout import BranchEnd, Consumed, find_ends
+from .readout import PADDING, BranchEnd, Consumed, find_ends
 from .trace import ModuleCall, Trace
 
 
@@ -148,13 +148,9 @@ def _points(layers: Layers, ends: Sequence[BranchEnd]) -> tuple[list[TimedPoint]
     for value, calls in consumers.items():
         name, consumer = layers.names_of(value), ", ".join(call.label for call in calls)
         if value in calls[0].inputs and calls[0] in trace.modules:
-            points[value] = module_point(
-                trace, calls[0], "input", value, name=name, consumer=consumer
-            )
+            points[value] = module_point(trace, calls[0], "input", value, name, consumer)
         else:
-            points[value] = anchor_value(
-                trace, value, cut=calls[0].start, name=name, consumer=consumer
-            )
+            points[value] = anchor_value(trace, value, calls[0].start, name, consumer)
     held = {*points, *(state.value for state in states)}
     pooled = [
         end.pooled
@@ -168,9 +164,7 @@ def _points(layers: Layers, ends: Sequence[BranchEnd]) -> tuple[list[TimedPoint]
     for taken in (*states, *pooled):
         if taken.value not in points:
             name = POOLED if taken in pooled else layers.names_of(taken.value)
-            point = anchor_value(
-                trace, taken.value, cut=taken.cut, name=name, consumer=taken.consumer
-            )
+            point = anchor_value(trace, taken.value, taken.cut, name, taken.consumer)
             points[taken.value] = replace(point, pooled=taken in pooled)
     # By when they were made; the data's own tensors come up when they are consumed.
     ordered = sorted(points.items(), key=lambda item: trace.producer.get(item[0], item[1]).time)
@@ -197,12 +191,12 @@ def _refuse_other_tensors(
         rows = [each for each in layer.call.outputs if trace.has_node_rows(each)]
         if len(rows) > 1 and value in rows and trace.values[value].width not in widths:
             taken = ", ".join(
-                f"{layer.label}:output:{place} {list(trace.values[output].shape)}"
+                f"{layer.call.label}:output:{place} {list(trace.values[output].shape)}"
                 for place, output in enumerate(layer.call.outputs)
                 if output in rows
             )
             raise CaptureError(
-                f"the readout consumes several node tensors of layer {layer.label!r}: {taken}; "
+                f"the readout consumes several node tensors of {layer.call.label!r}: {taken}; "
                 "name the ones to capture with --layers"
             )
 
@@ -231,7 +225,8 @@ def _named(points: Sequence[TimedPoint]) -> list[TimedPoint]:
     for timed in points:
         seen[timed.point.name] += 1
         count = seen[timed.point.name]
-        named.append(timed if count == 1 else timed.renamed(f"{timed.point.name}~{count}"))
+        name = timed.point.name + (f"~{count}" if count > 1 else "")
+        named.append(replace(timed, point=replace(timed.point, name=name)))
     return named
 
 
@@ -246,20 +241,21 @@ def _notes(
     """Return what a user should know about the automatic list."""
     notes = []
     outputs = [value for value in layers.trace.outputs if layers.trace.values[value].floating]
-    beside = {layer.label: value for layer, value in _beside(outputs, held, layers)}
+    beside = {layer.call.label: value for layer, value in _beside(outputs, held, layers)}
     for layer in layers.layers:
-        if layer.label in beside:
-            shape = list(layers.trace.values[beside[layer.label]].shape)
+        label = layer.call.label
+        if label in beside:
+            shape = list(layers.trace.values[beside[label]].shape)
             notes.append(
-                f"{layer.label!r} leads to the output beside the history, too: {shape} is not in it"
+                f"{label!r} leads to the output beside the history, too: {shape} is not in it"
             )
         elif layer.number not in consumed:
-            notes.append(f"{layer.label!r} ran, but no readout consumes it: not in the history")
+            notes.append(f"{label!r} ran, but no readout consumes it: not in the history")
         elif consumed[layer.number] is None:
-            notes.append(f"the input of {layer.label!r} is no floating-point rows: left out")
+            notes.append(f"the input of {label!r} is no floating-point rows: left out")
         if steps := repeats(layers.trace, layer.call):
             notes.append(
-                f"{layer.label!r} passes messages {len(steps)} times in one call: "
+                f"{label!r} passes messages {len(steps)} times in one call: "
                 "--layers steps takes each of them"
             )
     notes += [
@@ -273,6 +269,15 @@ def _notes(
     names = ", ".join(repr(layers.names_of(state.value)) for state in states)
     if len(states) > 1:
         notes.append(f"the readout consumes {len(states)} branches, which end in {names}")
+    ends = [each.cut for each in (*states, *pooled) if each.consumer == PADDING]
+    notes += [
+        f"{call.label!r} works on the padded rows with weights of its own: not in the history"
+        for call in layers.trace.modules[1:]
+        if any(call.start > end for end in ends)
+        and call.parent is layers.trace.modules[0]
+        and any(True for _ in call.module.parameters())
+        and any(layers.made[v] and len(layers.trace.values[v].shape) > 2 for v in call.inputs)
+    ]
     if pooled:
         notes.append(
             f"{POOLED!r} is what the readout consumes, kept beside the last state, {names}"

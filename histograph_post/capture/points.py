@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -135,17 +135,12 @@ class TimedPoint:
     value: int = -1  #: the value of the probe pass
     pooled: bool = False  #: whether it is what the readout consumes, beside the last state
 
-    def renamed(self, name: str) -> TimedPoint:
-        """Return the same point under another name."""
-        return replace(self, point=replace(self.point, name=name))
-
 
 def module_point(
     trace: Trace,
     call: ModuleCall,
     kind: Literal["input", "output"],
     value: int,
-    *,
     name: str,
     consumer: str,
 ) -> TimedPoint:
@@ -162,7 +157,7 @@ def module_point(
     return TimedPoint(call.start if kind == "input" else call.end, point, value)
 
 
-def anchor_value(trace: Trace, value: int, *, cut: int, name: str, consumer: str) -> TimedPoint:
+def anchor_value(trace: Trace, value: int, cut: int, name: str, consumer: str) -> TimedPoint:
     """Take a value at the last place it passes before it is consumed at the time ``cut``.
 
     The last, because what leaves a tensor alone in the probe pass may not in training: dropout.
@@ -172,14 +167,14 @@ def anchor_value(trace: Trace, value: int, *, cut: int, name: str, consumer: str
     last_end = max(ends, key=lambda call: call.end, default=None)
     last_pass = passes[-1] if passes else None
     if last_end is not None and (last_pass is None or last_end.end > last_pass.time):
-        return module_point(trace, last_end, "output", value, name=name, consumer=consumer)
+        return module_point(trace, last_end, "output", value, name, consumer)
     since = last_pass.time if last_pass is not None else 0
     for call in trace.modules:
         if since < call.start <= cut and value in call.inputs:
-            return module_point(trace, call, "input", value, name=name, consumer=consumer)
+            return module_point(trace, call, "input", value, name, consumer)
     for function in trace.functions:
         if since <= function.time <= cut and function.counted and value in function.slots:
-            return _function_point(trace, function, value, name=name, consumer=consumer)
+            return _function_point(trace, function, value, name, consumer)
     raise CaptureError(
         f"what the readout consumes after {name!r} is neither a module's nor a torch function's "
         "tensor (scripted code?); name a module to capture instead with --layers"
@@ -187,7 +182,7 @@ def anchor_value(trace: Trace, value: int, *, cut: int, name: str, consumer: str
 
 
 def _function_point(
-    trace: Trace, function: FunctionCall, value: int, *, name: str, consumer: str
+    trace: Trace, function: FunctionCall, value: int, name: str, consumer: str
 ) -> TimedPoint:
     """Take a value from a function call, counted from the end of the last module before it."""
     before = [call for call in trace.modules if 0 <= call.end < function.time]
@@ -253,10 +248,8 @@ def select_points(
     by_position = [part for part in parts if _SLICE.fullmatch(part) or _POSITION.fullmatch(part)]
     if by_position and not automatic and problem is not None:
         raise problem
-    others = [part for part in parts if part not in by_position]
-    handed_on = automatic
-    if not automatic and (calls := _outermost(trace, others)):
-        handed_on = named_layers(calls)
+    calls = [] if automatic else _outermost(trace, [p for p in parts if p not in by_position])
+    handed_on = named_layers(calls) if calls else automatic
     chosen: dict[int, TimedPoint] = {}
     for part in parts:
         if part in by_position:
@@ -361,10 +354,7 @@ def _tensors(
         rows = [value for value in values if trace.has_node_rows(value)]
         rows = [value for value in rows if not trace.edge_only(value)] or rows
     name = f"{call.label}:{kind}" + ("" if place is None else f":{place}")
-    return [
-        module_point(trace, call, kind, value, name=name, consumer="chosen by name")
-        for value in rows[:1]
-    ]
+    return [module_point(trace, call, kind, value, name, "chosen by name") for value in rows[:1]]
 
 
 def _unknown(trace: Trace, automatic: Sequence[TimedPoint], part: str) -> CaptureError:

@@ -33,7 +33,6 @@ from .passes import (
     tensors_in,
     version_of,
     watch_calls,
-    watch_propagation,
 )
 from .trace import FunctionCall, ModuleCall, Source, Trace, Value
 
@@ -186,9 +185,8 @@ def run_trace(model: nn.Module, batch: Batch) -> Trace:
         for name, module in model.named_modules():
             watched.enter_context(watch_calls(module, *recorder.around(name)))
             if isinstance(module, MessagePassing):
-                watched.enter_context(
-                    watch_propagation(module, *recorder.around(name, "propagate"))
-                )
+                steps = recorder.around(name, "propagate")
+                watched.enter_context(watch_calls(module, *steps, "propagate"))
         with _ScriptedOperators(), recorder:
             output = call_model(model, batch)
         outputs = tuple(recorder.value_of(tensor) for tensor in tensors_in(output))

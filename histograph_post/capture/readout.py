@@ -19,24 +19,21 @@ pooled is another tensor than the state, and both are kept.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..errors import CaptureError
 from .gates import Gates
 from .layers import Layers, is_coarsening, is_pooling, made_by
 from .tail import Join, Joins, Steps
-from .trace import (
-    GATHERING,
-    RESHAPING,
-    SQUASHING,
-    FunctionCall,
-    ModuleCall,
-    Trace,
-)
+from .trace import GATHERING, RESHAPING, SQUASHING, FunctionCall, ModuleCall, Trace
 
 _END = sys.maxsize
+
+#: What consumes rows that are given one more dimension, of graphs.
+PADDING = "padding to graphs (to_dense_batch)"
 
 
 @dataclass(frozen=True)
@@ -113,9 +110,7 @@ class _Readout:
 
     def _pair_ends(self, nodes: Sequence[int], outputs: Sequence[int]) -> list[BranchEnd]:
         """Find the branches that lead to a number for each pair of nodes and to no node's row."""
-        seen = 0
-        for value in nodes:
-            seen |= self.made[value]
+        seen = self.trace.union(self.made[value] for value in nodes)
         count = self.trace.num_nodes
         pairs = [
             value
@@ -132,11 +127,15 @@ class _Readout:
 
     def _last(self, consumed: Iterable[Consumed], outputs: Sequence[int]) -> list[Consumed]:
         """Return the values of layers that no other layer takes up for the outputs, each once."""
-        last = {each.value: each for each in reversed(list(consumed))}
-        live = 0
-        for output in outputs:
-            live |= self.made[output]
-        live &= ~self.gates.scoring
+        last = {self.trace.first_of(each.value): each for each in reversed(list(consumed))}
+        # Parts of one state that are read out each in another way: the state is the whole.
+        wholes = {value: self.layers.cut_from(value) for value in last}
+        parts = Counter(wholes.values())
+        last = {
+            whole: replace(last[value], value=whole) if parts[whole] > 1 else last[value]
+            for value, whole in wholes.items()
+        }
+        live = self.trace.union(self.made[output] for output in outputs) & ~self.gates.scoring
         taken_up = {
             self._frontier(value)
             for layer in self.layers.layers
@@ -152,7 +151,7 @@ class _Readout:
             if self.layers.width(each.value) > 1 or self._frontier(each.value) not in wide
         ]
         if not kept:
-            label = self.layers.layers[-1].label
+            label = self.layers.layers[-1].call.label
             raise CaptureError(
                 f"no node rows of {label!r}, the last layer that was found, reach the readout; "
                 "name the layers to capture with --layers"
@@ -170,8 +169,16 @@ class _Readout:
         if not around or around[-1].parent is None:
             # A pooling function starts by making the zeros it will add the nodes to.
             pools = call.name.startswith(("new_", "scatter", "index_add", "segment"))
-            return "pooling over the nodes" if pools else f"{call.name}()"
+            return "pooling over the nodes" if pools else self._words(call)
         return self._describe(around[-1])
+
+    def _words(self, call: FunctionCall) -> str:
+        """Name a function, and an operator by what it does."""
+        if call.name == "__getitem__":
+            return "indexing"
+        if call.name == "__setitem__" and not any(map(self.trace.has_node_rows, call.outputs)):
+            return PADDING
+        return f"{call.name.removeprefix('__').removesuffix('__')}()"
 
     # --- what is consumed
 
@@ -193,20 +200,15 @@ class _Readout:
 
     def _reductions(self, outputs: Sequence[int], for_good: bool = True) -> Iterator[Consumed]:
         """Yield the values whose rows are reduced, for good, on the way to the outputs."""
-        wanted = 0
-        for output in outputs:
-            wanted |= self.trace.ancestors[output]
+        wanted = self.trace.union(self.trace.ancestors[output] for output in outputs)
 
         def reaches_output(made: Sequence[int]) -> bool:
             return any(wanted >> value & 1 and self.trace.values[value].floating for value in made)
 
         def reduces(made: Sequence[int]) -> bool:
             numbers = [value for value in made if self.trace.values[value].floating]
-            if for_good:
-                return not any(map(self.layers.has_node_rows, numbers)) and any(
-                    self._is_final[value] for value in numbers
-                )
-            return not any(map(self.layers.has_node_rows, numbers))
+            final = not for_good or any(self._is_final[value] for value in numbers)
+            return final and not any(map(self.layers.has_node_rows, numbers))
 
         for module in self.trace.modules:
             if module not in self._pooling or not reaches_output(module.outputs):
@@ -292,7 +294,7 @@ class _Readout:
             return BranchEnd((end,), None)
         meeting = self.joins.meeting(end.value)
         if meeting is None:
-            labels = ", ".join(repr(layer.label) for layer in makers)
+            labels = ", ".join(repr(layer.call.label) for layer in makers)
             raise CaptureError(
                 f"it cannot be seen where the branches {labels} meet before the readout; "
                 "name the modules to capture with --layers"
@@ -310,8 +312,8 @@ class _Readout:
     def _joined(self, join: Join, end: Consumed, aggregates: bool = False) -> BranchEnd:
         """Return the states of the branches that are joined, and what they are joined to."""
         consumer = self._describe(join.call)
-        if consumer.endswith("()"):
-            consumer = f"{join.call.name}() over layers"
+        if consumer == self._words(join.call):
+            consumer += " over layers"
         found: list[Consumed] = []
         for value in map(self.joins.unweighted, join.members):
             found += self._graph_end(Consumed(value, join.call.time, consumer)).states

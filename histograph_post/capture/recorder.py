@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -64,11 +63,7 @@ class Capture:
         modules = dict(self._model.named_modules())
         for point in plan.points:
             if point.module not in modules:
-                near = difflib.get_close_matches(point.module, modules, n=3)
-                hint = f"; near: {', '.join(near)}" if near else ""
-                raise CaptureError(
-                    f"layer {point.name!r}: the model has no module {point.module!r}{hint}"
-                )
+                raise CaptureError(f"layer {point.name!r}: found no module {point.module!r}")
 
     def __enter__(self) -> Capture:
         if self._watched is not None:
@@ -114,23 +109,19 @@ class Capture:
                         "--layers"
                     )
             history = [self._found[position] for position in range(len(self.plan.points))]
-            self._check_runs()
+            for name, count in self.plan.runs.items():
+                if self._calls[name] != count:  # the history would lack layers
+                    raise CaptureError(
+                        f"layer {name!r} ran {self._calls[name]} times in this pass and {count} "
+                        "times in the probe: which layers run depends on the graphs; name the ones "
+                        "that always run with --layers"
+                    )
         finally:
             self._running = False
             self._found.clear()
             for watch in self._watches.values():
                 watch.stop()
         return Captured(history, output)
-
-    def _check_runs(self) -> None:
-        """Refuse a pass in which other layers ran than in the probe: the history lacks them."""
-        for name, count in self.plan.runs.items():
-            if self._calls[name] != count:
-                raise CaptureError(
-                    f"layer {name!r} ran {self._calls[name]} times in this pass and {count} times "
-                    "in the probe: which layers run depends on the graphs; name the ones that "
-                    "always run with --layers"
-                )
 
     def _store(self, position: int, tensors: list[Tensor]) -> None:
         point = self.plan.points[position]

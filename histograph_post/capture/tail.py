@@ -128,7 +128,7 @@ class Joins:
         if not all(self._is_own(each, fed) or self._is_input(each, fed) for each in join.others):
             return False
         # A state that is added to a sum it is in is a layer among others, unless all layers do so.
-        before = self.layers.given_before(end, alike=False)
+        before = self.layers.given_before(end)
         return not self._adds_again(join) or any(
             self._adds_again(earlier) for given in before for earlier in self._joins(given)
         )
@@ -148,9 +148,8 @@ class Joins:
 
     def _is_skip(self, join: Join, end: int) -> bool:
         """Whether one earlier state is added, and nothing else is joined."""
-        if join.call.name not in SUMMING or join.parallel or len(join.others) > 1:
-            return False
-        return len(list(self._joins(end))) == 1 and not list(self._joins(join.others[0]))
+        added = join.call.name in SUMMING and not join.parallel and len(join.others) == 1
+        return added and len([*self._joins(end), *self._joins(join.others[0])]) == 1
 
     def _is_whole(self, call: FunctionCall) -> bool:
         """Whether parts of the channels are put side by side again: a reversible layer's state."""
@@ -190,7 +189,7 @@ class Joins:
         """Whether layers before were given what was joined in the same way."""
         kinds = (CONCATENATING, SUMMING, MULTIPLYING)
         kind = next((kind for kind in kinds if join.call.name in kind), ())
-        for given in self.layers.given_before(end, alike=False):
+        for given in self.layers.given_before(end):
             makers = self.layers.frontier(given)
             for earlier in self._joins(given):
                 if earlier.parallel != join.parallel or earlier.call.name not in kind:
@@ -272,7 +271,8 @@ class Steps:
             calls = find(end)
             kinds = [self._kind(call) for call in calls]
             habits = [[self._kind(call) for call in find(given)] for given in before]
-            extra += calls[max((_same_start(kinds, habit) for habit in habits), default=0) :]
+            same = (itertools.takewhile(bool, map(operator.eq, kinds, habit)) for habit in habits)
+            extra += calls[max(map(sum, same), default=0) :]
         return self._first(extra, end)
 
     def first_map(self, end: int, after: int) -> tuple[int, FunctionCall | ModuleCall] | None:
@@ -373,8 +373,3 @@ class Steps:
     def _kind(self, call: FunctionCall | ModuleCall) -> tuple[int, ...]:
         """What tells a map from another: the shape of its weights; all norms are alike."""
         return max(self._weights(call), key=math.prod, default=())
-
-
-def _same_start(first: Sequence[object], second: Sequence[object]) -> int:
-    """Return how many entries two sequences have in common at their start."""
-    return sum(itertools.takewhile(bool, map(operator.eq, first, second)))

@@ -8,10 +8,11 @@ smaller index than the value itself.
 from __future__ import annotations
 
 import enum
+import functools
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from torch import nn
 
@@ -89,10 +90,6 @@ class ModuleCall:
         """The values in its arguments, or in its outputs."""
         return self.inputs if kind == "input" else self.outputs
 
-    def hides(self, value: int) -> bool:
-        """Whether the value was made inside this call and not returned by it."""
-        return self.first_value <= value < self.end_value and value not in self.outputs
-
     def enclosing(self) -> list[ModuleCall]:
         """Return the calls this one is nested in, innermost first."""
         calls = []
@@ -118,7 +115,7 @@ class Trace:
     #: Whether a pass over more or fewer nodes has shown that no row is as wide as there are nodes.
     tells_pairs: bool = False
 
-    @cached_property
+    @functools.cached_property
     def ancestors(self) -> list[int]:
         """For each value the set of values it was computed from, itself included, as bits."""
         return self.inherited({value.index: 1 << value.index for value in self.values})
@@ -131,12 +128,16 @@ class Trace:
         sets: list[int] = []
         for value in self.values:
             bits = own.get(value.index, 0)
-            for parent in () if afresh and bits else value.parents:
-                bits |= sets[parent]
-            sets.append(bits)
+            parents = () if afresh and bits else value.parents
+            sets.append(bits | self.union(sets[parent] for parent in parents))
         return sets
 
-    @cached_property
+    @staticmethod
+    def union(sets: Iterable[int]) -> int:
+        """Return what is in any of these sets, as bits."""
+        return functools.reduce(operator.or_, sets, 0)
+
+    @functools.cached_property
     def producer(self) -> dict[int, FunctionCall]:
         """The function call that made each value."""
         made: dict[int, FunctionCall] = {}
@@ -144,6 +145,19 @@ class Trace:
             for output in call.outputs:
                 made.setdefault(output, call)
         return made
+
+    def first_of(self, value: int) -> int:
+        """Return the same tensor as the module made it before, if it was called so again.
+
+        A readout of several steps may map the same states in each of them.
+        """
+        for again in self.modules:
+            # Modules of others may be given numbers beside the tensors.
+            if value in again.outputs and type(again.module).__module__.startswith("torch.nn."):
+                for call in self.modules:
+                    if (call.module, call.inputs) == (again.module, again.inputs):
+                        return call.outputs[again.outputs.index(value)]
+        return value
 
     def derives(self, value: int, source: int) -> bool:
         """Whether ``value`` is ``source`` or was computed from it."""
@@ -198,7 +212,6 @@ CONCATENATING = frozenset(
 )
 
 SUMMING = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__", "sub", "lerp", "addcmul"})
-MAXIMISING = frozenset({"max", "maximum", "fmax", "min", "minimum"})
 MULTIPLYING = frozenset({"mul", "mul_", "__mul__", "__rmul__", "multiply"})
 #: Functions by which a pool changes every number before it sums up: means of powers, of exp().
 RAISING = frozenset({"pow", "pow_", "__pow__", "square", "exp", "exp_", "log", "log1p", "sqrt"})
@@ -209,7 +222,7 @@ REDUCING = frozenset({"sum", "mean", "max", "amax", "min", "amin", "norm", "logs
 DIVIDING = frozenset({"div", "div_", "__truediv__", "divide", "true_divide"})
 
 #: Functions by which layers are joined.
-JOINING = CONCATENATING | SUMMING | MAXIMISING | MULTIPLYING
+JOINING = CONCATENATING | SUMMING | MULTIPLYING | {"max", "maximum", "fmax", "min", "minimum"}
 
 #: Functions that end a network with a row per node.
 SQUASHING = frozenset({"softmax", "log_softmax", "sigmoid", "sigmoid_", "logsigmoid"})

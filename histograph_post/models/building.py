@@ -104,6 +104,10 @@ def build_model(
         return _construct(target, spec, given)
 
 
+_Shape = tuple[int, ...]
+_Construct = Callable[[Mapping[str, Any]], nn.Module]
+
+
 @dataclass(frozen=True)
 class Given:
     """What a model is built from, besides its name (see :func:`build_model`)."""
@@ -201,7 +205,29 @@ def _construct(target: Any, label: str, given: Given) -> nn.Module:
 
     model, sizes = _build_sized(construct, _sizes(target, given), given.state_dict)
     given.filled.update(sizes)
+    _check_defaults(model, target, label, given, construct)
     return model
+
+
+def _check_defaults(
+    model: nn.Module, target: Any, label: str, given: Given, construct: _Construct
+) -> None:
+    """Refuse sizes that the constructor has by default where the weights show others."""
+    signature, weights, built = _signature(target), given.state_dict, given.filled
+    if signature is None or not _misfits(model, weights):
+        return
+    others: dict[str, int] = {}
+    for name, parameter in signature.parameters.items():
+        if type(parameter.default) is int and name not in {*given.args, *built}:
+            size = _size(construct, built, name, weights)
+            if size not in (None, parameter.default):
+                others[name] = size
+    if others and not _misfits(construct({**built, **others}), weights):
+        found = ", ".join(f"{name}={signature.parameters[name].default}" for name in others)
+        raise ModelError(
+            f"{label} has {found} by default, which does not fit the checkpoint; expected "
+            f"--model-args {' --model-args '.join(f'{name}={others[name]}' for name in others)}"
+        )
 
 
 def _call(target: Any, label: str, arguments: Mapping[str, Any]) -> nn.Module:
@@ -263,9 +289,6 @@ def _check_arguments(target: Any, label: str, arguments: Mapping[str, Any]) -> N
 
 #: Two values that no constructor treats specially, as some do 1 and 2.
 _LOW, _HIGH = 5, 7
-
-_Shape = tuple[int, ...]
-_Construct = Callable[[Mapping[str, Any]], nn.Module]
 
 
 def _build_sized(

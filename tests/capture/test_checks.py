@@ -96,7 +96,7 @@ class Rounded(nn.Module):
         self.mixes = mixes
 
     def forward(self, x, edge_index, batch):
-        x = self.conv1(x, edge_index)
+        x = self.conv1(x.float(), edge_index)  # which double precision has to get past
         place = 1e4 * torch.arange(len(x), dtype=x.dtype).unsqueeze(1)
         x = (x + place) - place
         if self.mixes:

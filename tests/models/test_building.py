@@ -284,6 +284,11 @@ class Heads(nn.Module):
         super().__init__()
         self.out = GATConv(in_dim, num_classes, heads=4)
 
+class Default(nn.Module):
+    def __init__(self, in_dim, hidden=4, outputs=1, layers=1):
+        super().__init__()
+        self.first, self.out = nn.Linear(in_dim, hidden), nn.Linear(hidden, outputs)
+
 class Folded(nn.Module):
     def __init__(self, in_dim, num_classes):
         super().__init__()
@@ -338,6 +343,14 @@ def test_what_the_user_gives_wins(sized: Path) -> None:
     built = build_model(f"{sized}:Logits", {"num_classes": 3}, state_dict=saved, in_dim=7)
     assert isinstance(built.out, nn.Linear)
     assert built.out.out_features == 3
+
+
+def test_sizes_that_a_constructor_has_by_default_are_named(sized: Path) -> None:
+    spec = f"{sized}:Default"
+    weights = build_model(spec, {"hidden": 6, "outputs": 2}, in_dim=7).state_dict()
+    expected = "--model-args hidden=6 --model-args outputs=2"
+    with pytest.raises(ModelError, match=f"hidden=4, outputs=1 by default.*{expected}"):
+        build_model(spec, {}, state_dict=weights, in_dim=7)
 
 
 def test_weights_of_another_model_are_refused_as_before(sized: Path, tmp_path: Path) -> None:

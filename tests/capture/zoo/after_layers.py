@@ -6,11 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch_geometric.nn import (
+    GATConv,
     GCNConv,
     GINConv,
     MessagePassing,
     SAGEConv,
     global_add_pool,
+    global_max_pool,
     global_mean_pool,
 )
 
@@ -225,3 +227,56 @@ class NormedSplit(nn.Module):
             x2 = x2 + self.convs[at + 1](keep(F.relu(self.norms[at + 1](x1))), edge_index)
         x = keep(torch.cat([x1, x2], dim=-1))
         return self.head(global_mean_pool(x, batch))
+
+
+@entry("heads of attention, averaged for the pool alone", AFTER)
+class AveragedHeads(nn.Module):
+    """An aggregation lies between the last state and the pool: both are kept."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList([GATConv(FEATURES, WIDTH, 2), GATConv(2 * WIDTH, WIDTH, 2)])
+
+    def forward(self, x, edge_index, batch):
+        keep(x)
+        for conv in self.convs:
+            x = keep(F.elu(conv(x, edge_index)))
+        return global_mean_pool(keep(x.view(-1, 2, WIDTH).mean(1)), batch)
+
+
+class Attentive(nn.Module):
+    """AttentiveFP's readout: the states are mapped in each of its steps, to the same rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList([GCNConv(FEATURES, WIDTH), GCNConv(WIDTH, WIDTH)])
+        self.score, self.attend = nn.Linear(2 * WIDTH, 1), nn.Linear(WIDTH, WIDTH)
+        self.cell = nn.GRUCell(WIDTH, WIDTH)
+
+    def forward(self, x, edge_index, batch):
+        keep(x)
+        for conv in self.convs:
+            x = keep(F.relu(conv(x, edge_index)))
+        molecule = global_add_pool(x, batch)
+        for step in range(2):
+            weight = self.score(torch.cat([molecule[batch], x], 1)).sigmoid()
+            mapped = self.attend(x) if step else keep(self.attend(x))
+            molecule = self.cell(global_add_pool(weight * mapped, batch), molecule)
+        return molecule
+
+
+add("AttentiveFP's readout in two steps", AFTER, Attentive)
+
+
+@entry("half of the channels pooled by maximum, the rest by mean", AFTER)
+class HalvesPooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList([GCNConv(FEATURES, WIDTH), GCNConv(WIDTH, WIDTH)])
+
+    def forward(self, x, edge_index, batch):
+        keep(x)
+        for conv in self.convs:
+            x = keep(F.relu(conv(x, edge_index)))
+        first, second = x.chunk(2, dim=1)
+        return torch.cat([global_max_pool(first, batch), global_mean_pool(second, batch)], dim=1)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch_geometric.nn import (
+    GatedGraphConv,
     GCNConv,
     GINConv,
     GraphUNet,
@@ -106,3 +107,19 @@ class NamedDeepSets(nn.Module):
         for lin in self.phi:
             x = keep(F.relu(lin(x)))
         return self.rho(global_add_pool(x, batch))
+
+
+@entry("--layers steps of a GatedGraphConv", FAMILY, layers="steps")
+class GatedSteps(nn.Module):
+    """A step is given the state, not what it maps that by before it sends it."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.conv = nn.Linear(FEATURES, WIDTH), GatedGraphConv(WIDTH, 2)
+
+    def forward(self, x, edge_index, batch):
+        h = x = keep(self.embed(x))
+        for weight in self.conv.weight if recording() else ():
+            sent = (h @ weight)[edge_index[0]]
+            h = keep(self.conv.rnn(torch.zeros_like(h).index_add_(0, edge_index[1], sent), h))
+        return global_mean_pool(self.conv(x, edge_index), batch)

@@ -203,3 +203,14 @@ class Hetero(nn.Module):
         for conv in self.convs:
             x_dict = {key: x.relu() for key, x in conv(x_dict, edge_index_dict).items()}
         return x_dict["atom"]
+
+
+@entry("steps in time before the nodes", SHAPES, refused=r"nodes in dimension 1.*--layers")
+class TimeFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = GCNConv(FEATURES, WIDTH)
+
+    def forward(self, x, edge_index, batch):
+        states = self.conv(torch.stack([x, 2 * x, 3 * x]), edge_index)  # [time, num_nodes, width]
+        return global_mean_pool(states.mean(0), batch)

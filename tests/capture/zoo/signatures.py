@@ -134,3 +134,16 @@ class Degrees(Plain):
         degree = torch.zeros(len(x)).index_add_(0, edge_index[1], torch.ones(edge_index.shape[1]))
         x = degree.unsqueeze(-1).expand(-1, FEATURES)
         return self.head(global_mean_pool(self.encode(x, edge_index), batch))
+
+
+@entry("GraphSAGE: pairs of the nodes and the targets among them", INPUTS)
+class Targets(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList([SAGEConv(FEATURES, WIDTH), SAGEConv(WIDTH, WIDTH)])
+
+    def forward(self, x, edge_index, batch):
+        keep(x)
+        for conv in self.convs:
+            x = keep(F.relu(conv((x, x[: len(batch)]), edge_index)))
+        return global_mean_pool(x, batch)
