@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -63,7 +64,11 @@ class Capture:
         modules = dict(self._model.named_modules())
         for point in plan.points:
             if point.module not in modules:
-                raise CaptureError(f"layer {point.name!r}: found no module {point.module!r}")
+                near = difflib.get_close_matches(point.module, modules, n=3)
+                hint = f"; near: {', '.join(near)}" if near else ""
+                raise CaptureError(
+                    f"layer {point.name!r}: the model has no module {point.module!r}{hint}"
+                )
 
     def __enter__(self) -> Capture:
         if self._watched is not None:

@@ -80,6 +80,9 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 Kind = Literal["train-head", "compare", "tune", "finetune", "pretrain", "export"]
 
+#: Bytes of ``SHA256SUMS`` at most.
+_MOST_SUMS = 2**28
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -134,7 +137,7 @@ class Run:
         path = self.folder / SUMS_NAME
         if not os.path.lexists(path):
             return {}
-        text = read_regular(path, 2**28).decode("utf-8", errors="replace")
+        text = read_regular(path, _MOST_SUMS).decode("utf-8", errors="replace")
         lines = [re.fullmatch(r"([0-9a-f]{64})  (.+)", line) for line in text.splitlines()]
         if not lines or not all(lines):
             raise ConfigError(f"{path}: not a list of SHA-256 sums")
