@@ -5,29 +5,11 @@ The format is specified in ``docs/cache-format.md``. To follow how a cache is ma
 ``manifest.py`` (without torch), then ``reader.py`` (:class:`Cache`).
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from ..utils import lazy_names
-
-if TYPE_CHECKING:
-    from .manifest import Manifest
-    from .reader import Cache
-    from .shard import CachedBatch, CachedGraph, verify_cache
+import lazy_loader
 
 # Here, since runs need these names without numpy, which the manifest imports.
 MANIFEST_NAME = "manifest.json"
 #: One small graph and its activations (see :mod:`.provenance`), in a cache, a run and an export.
 CANARY_NAME = "canary.safetensors"
 
-__all__ = ["Cache", "CachedBatch", "CachedGraph", "Manifest", "verify_cache"]
-
-__getattr__ = lazy_names(
-    __name__,
-    {
-        ".manifest": ("Manifest",),
-        ".reader": ("Cache",),
-        ".shard": ("CachedBatch", "CachedGraph", "verify_cache"),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

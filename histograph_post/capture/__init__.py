@@ -8,35 +8,6 @@ take it (``points.py``). ``recorder.py`` takes them at run time; ``checks.py`` s
 changed.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from typing import TYPE_CHECKING
-
-from ..utils import lazy_names
-
-if TYPE_CHECKING:
-    from .checks import LayerParity, Parity, check_parity
-    from .plan import plan_capture
-    from .points import CapturePlan, CapturePoint
-    from .recorder import Capture, Captured
-
-__all__ = [
-    "Capture",
-    "CapturePlan",
-    "CapturePoint",
-    "Captured",
-    "LayerParity",
-    "Parity",
-    "check_parity",
-    "plan_capture",
-]
-
-__getattr__ = lazy_names(
-    __name__,
-    {
-        ".checks": ("LayerParity", "Parity", "check_parity"),
-        ".plan": ("plan_capture",),
-        ".points": ("CapturePlan", "CapturePoint"),
-        ".recorder": ("Capture", "Captured"),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

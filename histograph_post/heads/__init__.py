@@ -5,52 +5,6 @@ batch-mates. Read ``base.py`` first, then ``histograph/head.py`` for the method 
 ``registry.py`` knows them all by name, and ``standardize.py`` is what stands before them.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from typing import TYPE_CHECKING
-
-from ..utils import lazy_names
-from .registry import (
-    HEADS,
-    HeadInfo,
-    build_head,
-    head_config,
-    head_info,
-    head_name,
-    head_names,
-    register_head,
-)
-
-if TYPE_CHECKING:
-    from .base import History, Readout
-    from .histograph import HistoGraphHead
-    from .ragged import Graphs, pool_nodes
-
-#: Module -> public names. Loaded on first use: the registry alone does not need torch.
-_LAZY = {
-    ".base": ("History", "Readout"),
-    ".histograph": ("HistoGraphHead",),
-    ".ragged": ("Graphs", "pool_nodes"),
-}
-__all__ = [
-    "HEADS",
-    "Graphs",
-    "HeadInfo",
-    "HistoGraphHead",
-    "History",
-    "Readout",
-    "build_head",
-    "head_config",
-    "head_info",
-    "head_name",
-    "head_names",
-    "pool_nodes",
-    "register_head",
-]
-
-
-__getattr__ = lazy_names(__name__, _LAZY)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -4,28 +4,6 @@ Read ``split.py`` first (a split, checked, saved and read), then ``making.py`` (
 asks for: random, stratified, by scaffold, in k folds).
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from typing import TYPE_CHECKING
-
-from ..utils import lazy_names
-
-if TYPE_CHECKING:
-    from .making import SPLIT_FORMS, resolve_splits
-    from .split import PARTS, Split, Splits
-
-__all__ = [
-    "PARTS",
-    "SPLIT_FORMS",
-    "Split",
-    "Splits",
-    "resolve_splits",
-]
-
-__getattr__ = lazy_names(
-    __name__,
-    {
-        ".making": ("SPLIT_FORMS", "resolve_splits"),
-        ".split": ("PARTS", "Split", "Splits"),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,13 @@
+from .base import History as History
+from .base import Readout as Readout
+from .histograph import HistoGraphHead as HistoGraphHead
+from .ragged import Graphs as Graphs
+from .ragged import pool_nodes as pool_nodes
+from .registry import HEADS as HEADS
+from .registry import HeadInfo as HeadInfo
+from .registry import build_head as build_head
+from .registry import head_config as head_config
+from .registry import head_info as head_info
+from .registry import head_name as head_name
+from .registry import head_names as head_names
+from .registry import register_head as register_head

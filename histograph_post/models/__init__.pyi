@@ -1,0 +1,14 @@
+from .building import BUILT_IN as BUILT_IN
+from .building import build_model as build_model
+from .checkpoints import Checkpoint as Checkpoint
+from .checkpoints import read_checkpoint as read_checkpoint
+from .key_map import KeyMap as KeyMap
+from .key_map import KeyRule as KeyRule
+from .key_map import read_key_map as read_key_map
+from .loading import KeyRow as KeyRow
+from .loading import LoadReport as LoadReport
+from .loading import load_into as load_into
+from .model_call import call_model as call_model
+from .model_call import prediction as prediction
+from .spec import ModelSpec as ModelSpec
+from .spec import parse_args as parse_args
