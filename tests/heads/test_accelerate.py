@@ -302,6 +302,7 @@ MANY_SIZES = (1, 150, 2, 1, 64, 31, 7, 290, 12)
         PAPER_FORM,
         {"layer_heads": 1, "heads": 1, "mix": "last", "mlp_layers": 2, "out_dim": 1},
         {"layer_heads": 3, "heads": 6, "residual": False, "output_norm": False, "mlp_layers": 0},
+        {"layer_heads": 6},
         {"history_layers": 1, "normalization": "none"},
         {"history_layers": 2, "normalization": "signed", "shortcut": True},
     ],

@@ -78,24 +78,38 @@ def rows_of(batch: Batch, g: int) -> Floats:
 def weigh_layers(weights: Floats, rows: Floats, sums: Floats, first: int) -> None:
     """Sum layers of ``rows [n, L or more, D]`` by ``weights [heads, L]``.
 
-    Results go to ``sums [heads, nodes, D]``, from node ``first`` on.
+    Results go to ``sums [heads, nodes, D]``, from node ``first`` on. Four heads are taken at once,
+    so that a layer is read once for all of them; of other heads, several layers are.
     """
     (heads, layers), (n, stored, channels) = weights.shape, rows.shape
-    blocks = layers - layers % LAYERS
+    fours, pairs, blocks = heads - heads % 4, layers - layers % 2, layers - layers % LAYERS
     sums[:, first : first + n] = 0
     for i in range(n):
-        own = rows[i, stored - layers :]  # [L, D]
-        for k in range(0, blocks, LAYERS):
-            for h in range(heads):
-                total, shares, block = sums[h, first + i], weights[h, k:], own[k:]
+        own, m = rows[i, stored - layers :], first + i  # [L, D]
+        for h in range(0, fours, 4):
+            t0, t1, t2, t3 = sums[h, m], sums[h + 1, m], sums[h + 2, m], sums[h + 3, m]
+            w0, w1, w2, w3 = weights[h], weights[h + 1], weights[h + 2], weights[h + 3]
+            for k in range(0, pairs, 2):
+                a0, a1, a2, a3 = w0[k], w1[k], w2[k], w3[k]
+                b0, b1, b2, b3 = w0[k + 1], w1[k + 1], w2[k + 1], w3[k + 1]
+                x, y = own[k], own[k + 1]
+                for j in range(channels):
+                    u, v = x[j], y[j]
+                    t0[j] += a0 * u + b0 * v
+                    t1[j] += a1 * u + b1 * v
+                    t2[j] += a2 * u + b2 * v
+                    t3[j] += a3 * u + b3 * v
+        for h in range(fours, heads):
+            for k in range(0, blocks, LAYERS):
+                total, shares, block = sums[h, m], weights[h, k:], own[k:]
                 for j in range(channels):
                     value = total[j]
                     for e in range(LAYERS):
                         value += shares[e] * block[e, j]
                     total[j] = value
-        for k in range(blocks, layers):
-            for h in range(heads):
-                total, share = sums[h, first + i], weights[h, k]
+        for h in range(heads):
+            for k in range(pairs if h < fours else blocks, layers):
+                total, share = sums[h, m], weights[h, k]
                 for j in range(channels):
                     total[j] += share * own[k, j]
 
@@ -107,13 +121,27 @@ def add_dots(scores: Floats, filters: Floats, first: int, rows: Floats) -> None:
     Filters are ``[heads, nodes, D]``, from node ``first`` on; rows ``[n, L or more, D]``.
     """
     (heads, layers), (n, stored, channels) = scores.shape, rows.shape
+    fours = heads - heads % 4
     for i in range(n):
-        for k in range(layers):
-            layer = rows[i, stored - layers + k]
-            for h in range(heads):
-                own, total = filters[h, first + i], F(0)
+        own, m = rows[i, stored - layers :], first + i  # [L, D]
+        for h in range(0, fours, 4):
+            a, b, c, d = filters[h, m], filters[h + 1, m], filters[h + 2, m], filters[h + 3, m]
+            for k in range(layers):
+                layer, s0, s1, s2, s3 = own[k], F(0), F(0), F(0), F(0)
                 for j in range(channels):
-                    total += own[j] * layer[j]
+                    s0 += a[j] * layer[j]
+                    s1 += b[j] * layer[j]
+                    s2 += c[j] * layer[j]
+                    s3 += d[j] * layer[j]
+                scores[h, k] += s0
+                scores[h + 1, k] += s1
+                scores[h + 2, k] += s2
+                scores[h + 3, k] += s3
+        for h in range(fours, heads):
+            for k in range(layers):
+                asked, layer, total = filters[h, m], own[k], F(0)
+                for j in range(channels):
+                    total += asked[j] * layer[j]
                 scores[h, k] += total
 
 
