@@ -104,9 +104,23 @@ def reference() -> str:
     """Return the page: every command with its arguments and options."""
     commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     shared = shared_options()
-    parts = [_INTRODUCTION, _shared(next(iter(commands.values())), shared)]
+    parts = [_INTRODUCTION, _overview(commands)]
+    parts += [_shared(next(iter(commands.values())), shared)]
     parts += [_command(name, command, shared) for name, command in commands.items()]
     return "\n".join(parts)
+
+
+def _overview(commands: dict[str, Any]) -> str:
+    """Return a line per command, under the headings of `histograph --help`."""
+    panels: dict[str, list[str]] = {}
+    for name, command in commands.items():
+        what = command.help.splitlines()[0]
+        line = f"| [`histograph {name}`](#histograph-{name}) | {what} |"
+        panels.setdefault(command.rich_help_panel, []).append(line)
+    tables = (
+        "\n".join([f"| {panel} | |", "|---|---|", *lines, ""]) for panel, lines in panels.items()
+    )
+    return "\n".join(tables)
 
 
 def _shared(command: Any, shared: set[str]) -> str:

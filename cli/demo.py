@@ -83,7 +83,8 @@ def demo(
     results = []
     with limited_threads(1):
         for number, step in enumerate(steps if has_report else steps[:-1], start=1):
-            terminal.info(f"\n{number}. {step.why}\n$ {step.command}", wrap=False)
+            terminal.info(f"\n{number}. {step.why}")
+            terminal.command(f"$ {step.command}")
             results.append(_type(terminal, step, overwrite=overwrite))
     _show(terminal, out)
     if not has_report:
@@ -156,10 +157,12 @@ def _type(terminal: Terminal, step: Step, *, overwrite: bool) -> Any:
 def _show(terminal: Terminal, out: Path) -> None:
     """Print what the demo found, in one table."""
     from histograph_post.runs.run import Run
+    from histograph_post.runs.verdict import reported
 
     def found(folder: str, readout: str | None = None) -> str:
         results = Run.open(out / folder).results
-        return score((results["readouts"][readout] if readout else results)["test"]["mean"])
+        row = results if readout is None else reported(results["readouts"][readout])
+        return score(row["test"]["mean"])
 
     tuned = Run.open(out / "finetuned").results["head"]
     terminal.table(

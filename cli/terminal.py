@@ -18,6 +18,7 @@ from rich.text import Text
 from histograph_post.errors import MissingExtraError, printable
 from histograph_post.runs.run import EVENTS_NAME
 from histograph_post.utils.outputs import folder_in_use
+from histograph_post.utils.text import folded_command
 
 from .progress import ExperimentWatch, advance_bar, log_lines, make_bar
 
@@ -79,15 +80,15 @@ class Terminal:
         stream: TextIO = self._out.file  # type: ignore[assignment]
         return stream
 
-    def info(self, text: str, *, wrap: bool = True) -> None:
-        """Print a line that is not the result (stderr).
-
-        Args:
-            text: The line.
-            wrap: Wrap it at words; a command stays one line, so that it can be copied.
-        """
+    def info(self, text: str) -> None:
+        """Print a line that is not the result (stderr)."""
         if not self.quiet:
-            self._err.print(printable(text), markup=False, soft_wrap=None if wrap else True)
+            self._err.print(printable(text), markup=False)
+
+    def command(self, text: str) -> None:
+        """Print a command that is run (stderr), so that it can be copied."""
+        if not self.quiet:
+            self._err.print(_command(text, self._err), markup=False, soft_wrap=True)
 
     def load_torch(self) -> None:
         """Load PyTorch, which takes seconds, under a spinner where somebody watches."""
@@ -165,7 +166,8 @@ class Terminal:
             text = json.dumps(value, indent=1, ensure_ascii=False)
             print(printable(text, escape="\\u{:04x}"), file=self._out.file)
         elif next_command is not None and not self.quiet:
-            self._out.print(f"next: {printable(next_command)}", markup=False, soft_wrap=True)
+            text = _command(f"next: {next_command}", self._out)
+            self._out.print(text, markup=False, soft_wrap=True)
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
@@ -209,6 +211,12 @@ class Terminal:
             self._events.write(name, measured)
         numbers = (f"{key} {value:.4g}" for key, value in measured.items() if key != "epoch")
         self.detail(f"{name}, epoch {measured['epoch']}: {', '.join(numbers)}")
+
+
+def _command(text: str, console: Console) -> str:
+    """Return a command in lines of a terminal's width; in a log it is one line."""
+    text = printable(text)
+    return folded_command(text, console.width) if console.is_terminal else text
 
 
 def _is_number(cell: str) -> bool:

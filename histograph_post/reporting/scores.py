@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 
 def rank_readouts(run: Run) -> dict[str, Summary]:
-    """Return the test score of every readout: the own one first, the others by validation score."""
-    readouts = run.results["readouts"]
-    order = ranked_names(run.results)
-    return {name: Summary(**readouts[name]["test"]) for name in order if readouts[name]["test"]}
+    """Return the test score of every readout that has one, in the order of the table.
+
+    With several seeds it is that of their average, as in the table.
+    """
+    rows = {name: reported(run.results["readouts"][name]) for name in ranked_names(run.results)}
+    return {name: Summary(**row["test"]) for name, row in rows.items() if row["test"]}
 
 
 def headline(run: Run) -> str:
@@ -169,12 +171,15 @@ def ranking_figure(run: Run, ranked: Mapping[str, Summary]) -> Figure:
         )
         axes.set_ylim(-0.6, len(ranked) - 0.4)
 
-    shown = "; ".join(f"{n} {spread(s.mean, s.deviation)}" for n, s in ranked.items())
+    shown = "; ".join(f"{n} {_mean_and_deviation(vars(s))}" for n, s in ranked.items())
+    averaged = any(row.get("averaged") for row in run.results["readouts"].values())
+    over = "The score of the table, with seeds averaged" if averaged else "The score of the table"
+    if any(summary.count > 1 for summary in ranked.values()):
+        over += ", mean and standard deviation over folds"
     return Figure(
         name="ranking",
         title=f"Test {metric} of every readout",
-        caption="Mean and standard deviation over folds and seeds; each faint dot is a fit. "
-        "Readouts are in the order of the table.",
+        caption=f"{over}; each faint dot is a fit. Readouts are in the order of the table.",
         alternative=f"Readouts by test {metric}, in the order of validation: {shown}.",
         picture=Chart(draw, size=(4.2, max(1.7, 0.9 + 0.27 * len(ranked)))),
     )

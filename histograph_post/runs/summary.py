@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -14,7 +13,7 @@ from ..heads.registry import HEADS
 from ..splits import PARTS
 from ..utils.decoding import read_toml_file
 from ..utils.specifications import Specification
-from ..utils.text import MISSING, metric_name, plural
+from ..utils.text import MISSING, folded_command, metric_name, plural
 from .run import CONFIG_NAME, Run, is_run
 from .verdict import OWN, reported, validation_of, verdict_of
 
@@ -247,30 +246,18 @@ _POSITIONAL = ("cache", "source", "folder")
 #: Options that are on by default.
 _SWITCHES = ("standardize", "normalize", "baseline", "calibrate")
 
-#: Longest line of a command, in characters.
-_WIDTH = 88
-
 
 def repeat_commands(run: Run) -> str:
     """Return the commands, or Python calls, that reproduce a run: ``cache`` first."""
-    steps = [_folded(step) for step in (*_steps_before(run), run_command(run))]
+    steps = [
+        folded_command(step) if step.startswith("histograph") else step
+        for step in (*_steps_before(run), run_command(run))
+    ]
     if run.config is not None:
         saved = shlex.quote(str(run.folder / CONFIG_NAME))
-        steps.append(
-            f"# the last one, from its saved options\nhistograph {run.kind} --config {saved}"
-        )
+        last = folded_command(f"histograph {run.kind} --config {saved}")
+        steps.append(f"# the last one, from its saved options\n{last}")
     return "\n\n".join(steps)
-
-
-def _folded(command: str) -> str:
-    """Return a command in lines that a page can show, each option beside its value."""
-    lines = [""]
-    for part in re.split(r" (?=-)", command) if command.startswith("histograph") else [command]:
-        if lines[-1] and len(lines[-1]) + len(part) > _WIDTH:
-            lines.append(f"    {part}")
-        else:
-            lines[-1] += f" {part}" if lines[-1] else part
-    return " \\\n".join(lines)
 
 
 def _steps_before(run: Run) -> list[str]:

@@ -37,7 +37,7 @@ _TOO_MANY = 100
 
 #: Most folds of a cross-validation: more of them share ever more training data.
 _MOST_FOLDS = 10
-_MORE_FOLDS = f"`--folds {_MOST_FOLDS}`"
+_MORE_FOLDS, _MORE_SEEDS = f"--folds {_MOST_FOLDS}", "--seeds 0-4"
 
 #: Student's 97.5 % quantile by the number of folds.
 _STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
@@ -116,10 +116,13 @@ def verdict_of(results: Mapping[str, Any], head: str | None = None) -> Verdict:
         if found.readout != frozen:  # the own readout, or a simpler one that is better
             return found
         before, after = (results["readouts"][name] for name in (frozen, head))
-        text = f"Keep the frozen head: {frozen} has a validation {metric} of {_mean(before)}, "
+        text = f"{frozen} has a validation {metric} of {_mean(before)}, "
         text += f"{head} {_mean(after)} (test {_mean(before, 'test')} and {_mean(after, 'test')}"
-        text += f"{lower}); the run it was fine-tuned from predicts with it."
-        return replace(found, decision="use", readout=frozen, text=text, needs=None)
+        text += f"{lower})"
+        if found.decision == "undecided":
+            return replace(found, text=f"{found.text} Fine-tuning gained nothing: {text}.")
+        text = f"Keep the frozen head: {text}; the run it was fine-tuned from predicts with it."
+        return replace(found, text=text)
     own, other = counts.get("versus_own"), counts.get("versus_rival")
     if other is None:
         other = counts.get("versus_baseline")
@@ -279,10 +282,11 @@ def _advice(
     """
     mean, over, count = found["mean"], found.get("over"), found["count"]
     by_rows = found if over == "rows" else found.get("rows")
+    more_folds = _option(_MORE_FOLDS, results)
     # Earlier versions had intervals over seeds, which do not cover other rows.
     if over == "seeds" or found["low"] is None or (by_rows and by_rows["low"] is None):
         needs: dict[str, Any] = {"count": None, "over": "rows"}
-        return _Advice(needs, f"more test rows would decide it, such as {_MORE_FOLDS} has")
+        return _Advice(needs, f"more test rows would decide it, such as {more_folds} has")
     if by_rows is not None and (over == "rows" or by_rows["low"] <= 0 <= by_rows["high"]):
         return _more_rows(mean, by_rows, results, tested_all=over == "folds")
     wanted = _needed(mean, found)
@@ -291,15 +295,23 @@ def _advice(
     of_most *= (count / _MOST_FOLDS) ** 0.5
     if count < _MOST_FOLDS and of_most * _POWER**0.5 <= abs(mean):
         needs = {"count": _MOST_FOLDS, "over": "folds"}
-        return _Advice(needs, f"{_MORE_FOLDS} would decide it, if the difference stays")
+        return _Advice(needs, f"{more_folds} would decide it, if the difference stays")
     # With a single seed, a fold is as uncertain as that seed; a solved readout has no seeds.
     if row.get("averaged") is None and not row.get("simple") and wanted <= _SEEDS_STAND_FOR * count:
         needs = {"count": 5, "over": "seeds"}
-        return _Advice(needs, "more seeds (`--seeds 0-4`) would steady each fold and may decide it")
+        more_seeds = _option(_MORE_SEEDS, results)
+        return _Advice(needs, f"more seeds ({more_seeds}) would steady each fold and may decide it")
     # More folds of the same rows would not be enough: it takes more rows.
     times = wanted / count
     data = f"about {times:.2g} times the data" if times <= _TOO_MANY else "far more data"
     return _Advice(None, f"it takes {data} to tell them apart")
+
+
+def _option(flag: str, results: Mapping[str, Any]) -> str:
+    """Return where to give an option: folds and seeds of a fine-tuning are those of its heads."""
+    frozen, stage = split_name(str(results["head"]))
+    continued = stage == FINETUNED and frozen in results["readouts"]
+    return f"`train-head {flag}`" if continued else f"`{flag}`"
 
 
 def _more_rows(
@@ -316,7 +328,7 @@ def _more_rows(
         beside = f", and the data have {most:,}" if tested_all or there else ""
         return _Advice(None, f"it takes about {rounded:,} test rows to tell them apart{beside}")
     every = f"all {there:,} rows" if there else "every row"
-    how = f"{_MORE_FOLDS} tests {every}"
+    how = f"{_option(_MORE_FOLDS, results)} tests {every}"
     if results.get("task", {}).get("level") == "link":
         how = "give the test part a larger share"
     return _Advice(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -96,6 +97,27 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for line in lines
     )
     return "\n".join(line.rstrip() for line in padded)
+
+
+#: A word of a command as the shell reads it: blanks in quotes do not end it.
+_SHELL_WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
+
+
+def folded_command(command: str, width: int = 80) -> str:
+    """Return a command in lines that can be copied, each option beside its value."""
+    parts: list[str] = []
+    for word in _SHELL_WORD.findall(command):
+        if not parts or word.startswith("-"):
+            parts.append(word)
+        else:
+            parts[-1] += f" {word}"
+    lines = parts[:1]
+    for part in parts[1:]:
+        if len(f"{lines[-1]} {part} \\") > width:
+            lines.append(f"    {part}")
+        else:
+            lines[-1] += f" {part}"
+    return " \\\n".join(lines)
 
 
 def score(value: float | None) -> str:

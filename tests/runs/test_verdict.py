@@ -186,6 +186,25 @@ def test_a_fine_tuned_head_has_to_be_better_by_validation_than_the_frozen_one(
         assert "--head" not in verdict_of(results).text
 
 
+@pytest.mark.parametrize(("frozen", "gained"), [(0.71, False), (0.69, True)])
+def test_an_undecided_fine_tuned_run_stays_undecided_and_says_what_its_command_takes(
+    frozen: float, gained: bool
+) -> None:
+    results = results_with(UNCLEAR, UNCLEAR)
+    before = results["readouts"]["histograph"]
+    results["readouts"]["histograph-finetuned"] = {**before, "averaged": dict(before["averaged"])}
+    before["averaged"]["valid"] = {**before["averaged"]["valid"], "mean": frozen}
+    results["head"] = "histograph-finetuned"
+    found = verdict_of(results)
+    assert found.decision == "undecided"
+    assert found.readout == ("histograph-finetuned" if gained else "histograph")
+    assert found.text.startswith(f"Undecided: {found.readout} has test accuracy 0.8000, ")
+    assert ("Fine-tuning gained nothing: histograph has a" in found.text) == (not gained)
+    # finetune takes the folds of the run that it continues.
+    assert "`train-head --folds 10` tests every row" in found.text
+    assert found.needs is not None
+
+
 def test_without_a_test_part_nothing_is_decided() -> None:
     results = results_with(None, None)
     results["readouts"]["histograph"]["test"] = None
