@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from histograph_cli.app import app
 from histograph_cli.guidance import COMMANDS, DEFAULT_OUTPUTS, default_output
 from histograph_cli.terminal import Terminal
 from histograph_post import metrics
+from histograph_post.utils.text import folded_command
 
 from ..helpers import histograph
 
@@ -166,3 +168,16 @@ def test_mistakes_are_answered_in_a_line(demo_cache: Path, tmp_path: Path) -> No
         assert done.exit_code == 1, done.output
         assert len(done.stderr.splitlines()) <= 2  # where the output would have gone
         assert expected in done.stderr.splitlines()[-1]
+
+
+def test_a_folded_command_is_the_same_command() -> None:
+    typed = "histograph cache --model 'my -net.py:Net' --data \"a  b\" --split kfold:10 -o x.cache"
+    lines = folded_command(typed, 40).splitlines()
+    assert len(lines) == 4
+    assert max(map(len, lines)) <= 40
+    echoed = subprocess.run(
+        ["bash", "-c", f"printf '%s\\n' {folded_command(typed, 40)}"],
+        capture_output=True,
+        text=True,
+    )
+    assert echoed.stdout.splitlines() == shlex.split(typed)
