@@ -33,6 +33,14 @@ class Gates:
         self.scoring |= self.made[end] & ~self.made[gated]
         return gated, True
 
+    def unweighted(self, value: int) -> int:
+        """Return what is multiplied before it is joined to others: a weight of the layer."""
+        given = [each for layer in self.layers.frontier(value) for each in layer.candidates]
+        if any(self._gated(each, numbers=True) is not None for each in given):
+            return value
+        gated = self._gated(value, numbers=True)
+        return value if gated is None else gated
+
     def _raised(self, value: int) -> int | None:
         """Return ``x`` if the value is a power, exp() or the products of ``x``, without weights."""
         call = self.trace.producer.get(value)
@@ -76,23 +84,25 @@ class Gates:
         state = self._unshaped(value)
         return state if self.layers.width(state) == self.layers.width(value) else value
 
-    def _gated(self, value: int) -> int | None:
-        """Return ``x`` if the value is ``gate * x``, or ``x / gate``, with a gate of width 1."""
+    def _gated(self, value: int, *, numbers: bool = False) -> int | None:
+        """Return ``x`` if the value is ``gate * x``, or ``x / gate``, with a gate of width 1.
+
+        With ``numbers``, a gate may be one number for all nodes.
+        """
         call = self.trace.producer.get(value)
-        if call is None or len(call.inputs) != 2:
+        if call is None or call.name not in DIVIDING | MULTIPLYING:
             return None
-        orders = [call.inputs[::-1]] if call.name in DIVIDING | MULTIPLYING else []
-        orders += [call.inputs] if call.name in MULTIPLYING else []
         shape = self.trace.values[value].shape
-        for gate, gated in orders:
-            if (
-                self.trace.values[gated].shape == shape
-                and self.trace.values[gate].shape == (*shape[:-1], 1)
-                and shape[-1] > 1
-                and self._is_gate(gate, beside=gated)
-            ):
-                return gated
-        return None
+        wholes = [each for each in call.inputs if self.trace.values[each].shape == shape]
+        gates = [each for each in call.inputs if each not in wholes]
+        narrow = {(*shape[:-1], 1)} | ({(), (1,)} if numbers else set())
+        if len(wholes) != 1 or shape[-1] < 2 or not (gates or numbers):
+            return None
+        gated = all(
+            self.trace.values[gate].shape in narrow and self._is_gate(gate, beside=wholes[0])
+            for gate in gates
+        )
+        return wholes[0] if gated else None
 
     def _outer(self, product: int) -> int | None:
         """Return ``x`` if the rows are outer products of ``x`` and several weights per node.
@@ -131,8 +141,9 @@ class Gates:
     def _is_gate(self, gate: int, *, beside: int) -> bool:
         """Whether a number per node weighs the nodes: a norm computes one of the states alone."""
         if self.made[gate] != self.made[beside]:
-            # From the data alone, such as a mass; or by layers of its own from the states.
-            return not self.made[gate] or self.trace.derives(gate, beside)
+            # From fewer layers, or none, such as a mass; or by layers of its own from the states.
+            fewer = not self.made[gate] & ~self.made[beside]
+            return fewer or self.trace.derives(gate, beside)
         # Weights or a squashing function went into it: a norm has neither.
         return any(
             (call.name in GATING or call.name in LINEAR)

@@ -68,8 +68,8 @@ class _Readout:
         self.trace: Trace = layers.trace
         self.made = layers.made
         self.steps = Steps(layers)
-        self.joins = Joins(layers, self.steps)
         self.gates = Gates(layers)
+        self.joins = Joins(layers, self.steps, self.gates)
 
     def ends(self) -> list[BranchEnd]:
         """Follow every value the readout consumes back to the state it stands for."""
@@ -315,7 +315,7 @@ class _Readout:
         if consumer == self._words(join.call):
             consumer += " over layers"
         found: list[Consumed] = []
-        for value in map(self.joins.unweighted, join.members):
+        for value in map(self.gates.unweighted, join.members):
             found += self._graph_end(Consumed(value, join.call.time, consumer)).states
         if aggregates or self.joins.aggregates(join.call, end.value):
             return BranchEnd(tuple(found), end)

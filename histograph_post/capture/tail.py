@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from torch_geometric.nn import JumpingKnowledge
 
+from .gates import Gates
 from .layers import Layer, Layers
 from .trace import (
     CONCATENATING,
-    DIVIDING,
     JOINING,
     LINEAR,
     MULTIPLYING,
@@ -44,8 +44,9 @@ class Join:
 class Joins:
     """Finds the joins on the way from the last layers to a value."""
 
-    def __init__(self, layers: Layers, own_steps: Steps) -> None:
+    def __init__(self, layers: Layers, own_steps: Steps, gates: Gates) -> None:
         self.layers = layers
+        self.gates = gates
         self.trace = layers.trace
         self.made = layers.made
         self.own_steps = own_steps
@@ -77,6 +78,7 @@ class Joins:
                 value
                 for value in dict.fromkeys(map(self._by_node, call.inputs))
                 if self.layers.has_node_rows(value)
+                and self.trace.values[value].sources  # zeros are there to be written into
                 and (self.made[value] or not self.trace.edge_only(value))
             ]
             full = [value for value in members if self.layers.is_full(value, end)]
@@ -100,17 +102,6 @@ class Joins:
             if self.trace.values[before].shape == shape[1:]:
                 return before
         return value
-
-    def unweighted(self, value: int) -> int:
-        """Return what is multiplied by a number before it is joined: a weight of the layer."""
-        call = self.trace.producer.get(value)
-        if call is None or call.name not in MULTIPLYING | DIVIDING or self.layers.inside(call.time):
-            return value
-        rows = [each for each in call.inputs if self.trace.has_node_rows(each)]
-        numbers = all(
-            each in rows or math.prod(self.trace.values[each].shape) == 1 for each in call.inputs
-        )
-        return rows[0] if len(rows) == 1 and numbers else value
 
     def _loses_branches(self, call: FunctionCall, end: int) -> bool:
         """Whether parallel branches are added or reduced: side by side, they are all there."""
@@ -166,7 +157,7 @@ class Joins:
 
     def _is_input(self, value: int, fed: Sequence[Layer]) -> bool:
         """Whether the value is what the network started from, added to every layer."""
-        value = self.unweighted(value)
+        value = self.gates.unweighted(value)
         return not self.made[value] and any(
             self.trace.derives(given, value) for layer in fed for given in layer.candidates
         )
@@ -203,19 +194,19 @@ class Joins:
     ) -> bool:
         """Whether an earlier layer was given what was joined as far back, and in the same way."""
         before, now = self._gaps(earlier, given), self._gaps(join, end)
-        if join.call.name not in CONCATENATING:
-            inputs = [value for layer in makers for value in layer.candidates]
-            own = all(
-                self._is_own(value, makers)
-                # Of what no layer has made, only that is own which comes from the layer's input.
-                and (self.made[value] or any(self.trace.derives(value, each) for each in inputs))
-                for value in earlier.others
-            )
-            # A shift that comes from the data, as a graph's context, lies back ever further.
-            data = not any(self.made[value] for value in (*earlier.others, *join.others))
-            return (data or before <= now) and not own
-        alike = self.aggregates(join.call, end) == self.aggregates(earlier.call, given)
-        return alike and before <= now
+        # What comes from the data, such as a graph's context, lies back ever further.
+        data = not any(self.made[value] for value in (*earlier.others, *join.others))
+        if not data and not before <= now:
+            return False
+        if join.call.name in CONCATENATING:
+            return self.aggregates(join.call, end) == self.aggregates(earlier.call, given)
+        inputs = [value for layer in makers for value in layer.candidates]
+        return not all(
+            self._is_own(value, makers)
+            # Of what no layer has made, only that is own which comes from the layer's input.
+            and (self.made[value] or any(self.trace.derives(value, each) for each in inputs))
+            for value in earlier.others
+        )
 
     def _gaps(self, join: Join, end: int) -> set[int]:
         """Return how many layers the joined values lie back."""
