@@ -257,7 +257,7 @@ class Steps:
         before = self.layers.given_before(end)
         extra: list[FunctionCall | ModuleCall] = []
         # A single layer has its norms for itself.
-        others = (self._norms, self._inner_means) if before else ()
+        others = (self._scales, self._inner_means) if before else ()
         for find in (self.maps, self._widenings, *others):
             calls = find(end)
             kinds = [self._kind(call) for call in calls]
@@ -299,17 +299,26 @@ class Steps:
             and not any(module.contains(call.time) for module in jumping)
         ]
 
-    def _norms(self, end: int) -> Sequence[FunctionCall | ModuleCall]:
-        """Return the norms with weights; not one that is given what a layer returned: its own."""
+    def _scales(self, end: int) -> Sequence[FunctionCall | ModuleCall]:
+        """Return the norms and other steps with a weight per channel, as modules where they are.
+
+        Not one that is given what a layer returned: its own.
+        """
+        found: dict[int, FunctionCall | ModuleCall] = {}
+        for call in self.layers.steps:
+            vectors = any(math.prod(shape) > 1 for shape in self._weights(call))
+            if not vectors or call.name in LINEAR | SUMMING | CONCATENATING:
+                continue
+            inner = next(m for m in reversed(self.trace.modules) if m.contains(call.time))
+            whole = any(inner.contains(layer.start) for layer in self.layers.calls)
+            step = call if whole else inner
+            found[id(step)] = step
         return [
-            call
-            for call in self.trace.modules
-            if "norm" in type(call.module).__name__.lower()
-            and any(True for _ in call.module.parameters())
-            and not self.layers.inside(call.start)
-            and any(self.layers.made[value] == self.layers.made[end] for value in call.inputs)
-            and not any(self.layers.lines[value] == 1 << value for value in call.inputs)
-            and self.layers.leads_to(call, end)
+            step
+            for step in found.values()
+            if any(self.layers.made[value] == self.layers.made[end] for value in step.inputs)
+            and not any(self.layers.lines[value] == 1 << value for value in step.inputs)
+            and self.layers.leads_to(step, end)
         ]
 
     def _inner_means(self, end: int) -> Sequence[FunctionCall | ModuleCall]:
@@ -362,5 +371,6 @@ class Steps:
         return bool(weights) and (call.name in LINEAR or (matrices and call.name not in JOINING))
 
     def _kind(self, call: FunctionCall | ModuleCall) -> tuple[int, ...]:
-        """What tells a map from another: the shape of its weights; all norms are alike."""
-        return max(self._weights(call), key=math.prod, default=())
+        """What tells a map from another: the shape of its matrix; all norms are alike."""
+        matrices = [shape for shape in self._weights(call) if len(shape) > 1]
+        return max(matrices, key=math.prod, default=())
