@@ -30,7 +30,7 @@ from ..training.networks import HeadNetwork
 from ..training.node_batches import NodeBatches, goes_by_nodes, whole_graph
 from ..training.solving import Solution, solve_linear
 from .rivals import fit_rival
-from .solved_fits import collect_features, draw_rows, fit_of_another_seed, solve_fit
+from .solved_fits import collect_features, draw_rows, fit_of_another_seed, limit, solve_fit
 
 # --- warm start: recover the checkpoint's own classifier from a cache
 
@@ -159,6 +159,8 @@ def fit_head(
         given = (features, loaded, split, task, folder)
         return solve_fit(spec, made.head, made.standardizer, *given, on_epoch=on_epoch)
     source = batches(statistics=loaded.statistics(rows) if _reads_statistics(made.head) else None)
+    if made.head.is_fixed and task.level == "graph":
+        limit(made.head, source, split.train, batch_size=spec.training.batch_size)
     trainer = Trainer(
         network, source, split, task, spec.training, seed=spec.seed, starts_solved=made.solved
     )

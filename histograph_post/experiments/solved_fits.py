@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..heads.base import Readout
-from ..heads.standardize import Standardizer
+from ..heads.standardize import LimitedLinear, Standardizer
 from ..runs.fits import (
     FIT_NAME,
     HEAD_NAME,
@@ -91,6 +91,7 @@ def solve_fit(
     with torch.no_grad():
         classifier.weight.copy_(found.weight)
         classifier.bias.copy_(found.bias)
+    classifier.limits = found.limits
 
     @torch.no_grad()
     def predict(rows: np.ndarray) -> np.ndarray:
@@ -165,6 +166,24 @@ def collect_features(
     else:
         with tempfile.TemporaryFile() as file:  # deleted with the array that maps it
             features = torch.from_numpy(np.memmap(file, np.float32, "w+", shape=shape))
+    for places, found in _feature_batches(head, source, rows, batch_size):
+        features[places] = found.float().cpu()
+    return features
+
+
+def limit(head: Readout, source: Source, rows: np.ndarray, *, batch_size: int) -> None:
+    """Limit what the classifier of a readout reads to its range in these training rows."""
+    limited = [module.limits for module in head.modules() if isinstance(module, LimitedLinear)]
+    for _, found in _feature_batches(head, source, rows, batch_size):
+        for limits in limited:
+            limits.include(found)
+
+
+@torch.no_grad()
+def _feature_batches(
+    head: Readout, source: Source, rows: np.ndarray, batch_size: int
+) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Yield label rows, and the inputs of the classifier for them: ``[rows, width]``."""
     head.eval()
     for step in source.batches(rows, batch_size=batch_size, seed=None):
         inputs = step.inputs
@@ -176,8 +195,7 @@ def collect_features(
         )  # [num_graphs, width] or [num_nodes, width]
         if inputs.positions is not None:
             found = found[inputs.positions]  # [rows, width]
-        features[step.rows] = found.float().cpu()
-    return features
+        yield step.rows, found
 
 
 def rows_that_fit(rows: np.ndarray, width: int, allowed: int) -> np.ndarray:

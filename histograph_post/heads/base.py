@@ -18,6 +18,7 @@ from .history import TableRows, check_batch, kept_dims, layers_of, map_layers
 from .history import last_layer as last_layer
 from .option_checks import declared_signature, given_options, require_parts
 from .ragged import Graphs
+from .standardize import LimitedLinear
 
 
 @dataclass(frozen=True)
@@ -161,11 +162,11 @@ class Readout(nn.Module):
         if self.level == "link":
             self.embedding = nn.Linear(width, self.dim)
             width = self.dim
-        hidden: list[nn.Module] = []
-        if not linear:
-            hidden = [nn.Linear(width, self.dim), nn.ReLU(), nn.Dropout(self.dropout)]
-        output = nn.Linear(self.dim if hidden else width, self.out_dim)
-        self.classifier = nn.Sequential(*hidden, output) if hidden else output
+        if linear:
+            self.classifier: nn.Module = LimitedLinear(width, self.out_dim)
+            return
+        first, last = LimitedLinear(width, self.dim), nn.Linear(self.dim, self.out_dim)
+        self.classifier = nn.Sequential(first, nn.ReLU(), nn.Dropout(self.dropout), last)
 
     def forward(
         self,
@@ -221,6 +222,11 @@ class Readout(nn.Module):
     def is_solved(self) -> bool:
         """Whether a fit of this readout, at its level, is solved."""
         return self.solved and self.level != "link"
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all weights are those of the classifier: the rows it reads are known before."""
+        return {name.partition(".")[0] for name, _ in self.named_parameters()} == {"classifier"}
 
     @property
     def feature_widths(self) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, HistographError, one_line, raised_at
 from ..utils.decoding import require_sane
+from .standardize import LimitedLinear
 
 if TYPE_CHECKING:
     from .base import Readout
@@ -134,10 +135,11 @@ def require_parts(head: Readout, base: type[Readout]) -> None:
             f"{name}.build: found no classifier, expected it to end with "
             "self.finish(the width of a row)"
         )
-    trained = {parameter.partition(".")[0] for parameter, _ in head.named_parameters()}
-    if head.is_solved and trained != {"classifier"}:
+    limited = isinstance(getattr(head, "classifier", None), LimitedLinear)
+    if head.is_solved and not (head.is_fixed and limited):
         raise ConfigError(
-            f"{name}: found solved = True and weights before the classifier, expected none"
+            f"{name}: found solved = True and other weights than a linear classifier's, expected "
+            "build to end with self.finish(the width of a row, linear=True)"
         )
     if (kind.forward, kind.classifier_inputs) != (base.forward, base.classifier_inputs):
         return  # it does not need the methods that these call

@@ -7,12 +7,15 @@ Layers of one network differ in scale by orders of magnitude, and many channels 
 network hardly ever vary. Every channel is centred and divided by its standard deviation, but never
 by less than a fraction of its layer's typical one: in a channel that is constant on the training
 rows, a rounding error, or the first test graph in which it varies, must not become a huge value.
+
+:class:`Limits` does the same for what is pooled: a graph unlike all training graphs must not
+become a huge prediction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -168,6 +171,62 @@ class Standardizer(nn.Module):
     def __repr__(self) -> str:
         state = f"fitted on {int(self.num_rows)} rows" if self.is_fitted else "not fitted"
         return f"Standardizer({len(self.in_dims)} layers, floor={self.floor}, {state})"
+
+
+class Limits(nn.Module):
+    """Keep every column of pooled rows in the range that it has among the training graphs.
+
+    A graph of one atom has no deviation and no neighbours: thousands of its columns may be out of
+    range, all on one side, and a linear map adds up whatever its weights are wrong by out there.
+    The training rows themselves do not change. Nothing is limited before :meth:`include`, nor in
+    runs of earlier versions, which have no limits among their weights.
+
+    Args:
+        width: Number of columns.
+    """
+
+    bounds: Tensor | None
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.register_buffer("bounds", None)  # [2, width]: lowest and highest value
+
+    @torch.no_grad()
+    def include(self, rows: Tensor) -> Tensor:
+        """Widen the range to training rows ``[num_rows, width]``, at least one; return these."""
+        low, high = torch.aminmax(rows, dim=0)  # [width] each
+        if self.bounds is not None:
+            low, high = low.minimum(self.bounds[0]), high.maximum(self.bounds[1])
+        self.bounds = torch.stack([low, high])
+        return rows
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return rows ``[num_rows, width]`` within the limits."""
+        return rows if self.bounds is None else rows.clamp(self.bounds[0], self.bounds[1])
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
+        if f"{prefix}bounds" not in state:
+            self.bounds = None
+        elif self.bounds is None:
+            self.bounds = torch.empty(2, self.width)
+        super()._load_from_state_dict(state, prefix, *args)
+
+    def extra_repr(self) -> str:
+        """Describe the module in one line."""
+        return f"{self.width} columns" + ("" if self.bounds is not None else ", not limited")
+
+
+class LimitedLinear(nn.Linear):
+    """A linear map of pooled rows within their limits."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features)
+        self.limits = Limits(in_features)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return ``[num_rows, out_features]``."""
+        return super().forward(self.limits(rows))
 
 
 class EachLayerNorm(nn.Module):

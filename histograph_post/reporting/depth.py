@@ -113,7 +113,7 @@ def _score(
         solution = solve_linear(
             features, targets, task, train, valid, strengths=_STRENGTHS, widths=widths
         )
-        outputs = features[torch.from_numpy(test)] @ solution.weight.T + solution.bias
+        outputs = solution(features[torch.from_numpy(test)])
         scores = task.scores(solution.scale.undo(outputs.double().numpy()), labels[test])
         best = solution.path[solution.chosen].valid_scores
         if task.metric not in scores or task.metric not in best:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import DataError
-from ..heads.standardize import Standardizer
+from ..heads.standardize import Limits, Standardizer
 from ..tasks import TargetScale, Task
 from .minimizing import LinearLoss, minimize
 
@@ -72,6 +72,7 @@ class Solution:
         chosen: Its place on the path.
         path: What was tried, strongest penalty first.
         scale: The scale of its outputs: that of the training targets, in regression.
+        limits: The ranges of the features of training graphs, which it keeps others in.
     """
 
     weight: Tensor
@@ -79,6 +80,11 @@ class Solution:
     chosen: int
     path: tuple[PathPoint, ...]
     scale: TargetScale
+    limits: Limits
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Return the outputs of features ``[rows, F]``, at its scale: ``[rows, out_dim]``."""
+        return F.linear(self.limits(features), self.weight, self.bias)
 
     @property
     def strength(self) -> float:
@@ -116,7 +122,7 @@ def solve_linear(
         widths: Columns that belong together, whose typical scale is the floor of each column's; all
             by default. See :class:`~histograph_post.heads.standardize.Standardizer`.
         balance: Weigh classes (or positives) by how rare they are in the training part.
-        scaled: Whether the features are standardised already.
+        scaled: Whether the features are standardised, and limited, already.
         on_point: Called after every strength.
     """
     features, labelled = torch.as_tensor(features), _labelled(targets)
@@ -129,11 +135,13 @@ def solve_linear(
 
     columns = list(widths or (features.size(1),))
     train_rows, valid_rows = (features[part].float() for part in (train, valid))  # [rows, F] each
-    standardizer = Standardizer(columns)
+    standardizer, limits = Standardizer(columns), Limits(features.size(1))
     if not scaled:
         standardizer.fit([train_rows.split(columns, dim=1)])
+    if task.level == "graph" and not scaled:
+        limits.include(train_rows)
     space = _Space.of(_standardize_(train_rows, standardizer))
-    valid_rows = space.enter(_standardize_(valid_rows, standardizer))  # [valid, r]
+    valid_rows = space.enter(_standardize_(limits(valid_rows), standardizer))  # [valid, r]
     if not (space.gram.isfinite().all() and valid_rows.isfinite().all()):
         raise DataError(
             "solve: found NaN or infinity, expected finite activations in the training and "
@@ -171,7 +179,7 @@ def solve_linear(
     # W (x - mean) / scale + b is a linear map of x itself.
     weight = space.leave(weight) / standardizer.scale.double()  # [out_dim, F]
     bias = bias - weight @ standardizer.mean.double()  # [out_dim]
-    return Solution(weight.float(), bias.float(), chosen, tuple(path), scale)
+    return Solution(weight.float(), bias.float(), chosen, tuple(path), scale, limits)
 
 
 def _best(path: Sequence[PathPoint], task: Task) -> int:

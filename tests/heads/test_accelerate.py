@@ -82,6 +82,9 @@ def make_head(kind: type[HistoGraphHead] = HistoGraphHead, **options: Any) -> Hi
     with torch.no_grad():
         for parameter in head.parameters():
             parameter += 0.2 * torch.randn_like(parameter)
+    if head.statistics is not None:  # limits that some of the columns exceed
+        width = head.statistics.width
+        head.statistics.limits.bounds = torch.tensor([[-0.3], [0.3]]).repeat(1, width)
     return head
 
 

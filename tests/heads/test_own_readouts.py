@@ -150,7 +150,7 @@ def test_one_that_is_solved_learns_nothing_before_its_classifier() -> None:
             self.map = torch.nn.Linear(self.in_dims[-1], 2)
             self.finish(2, linear=True)
 
-    with pytest.raises(ConfigError, match="Mapped: found solved = True and weights before"):
+    with pytest.raises(ConfigError, match="Mapped: found solved = True and other weights"):
         Mapped([3, 3], 1)
 
 

@@ -110,6 +110,14 @@ def test_a_row_has_what_is_asked_for_and_size_weighs_ten_columns() -> None:
     deviations = found.std(0, correction=0)
     torch.testing.assert_close(deviations, torch.tensor([1.0] * 10 + [10.0] * 2))
 
+    # No column goes further than among these graphs.
+    far = module(1e6 * statistics[:1].abs(), torch.tensor([10**6]))
+    torch.testing.assert_close(far[0], found.amax(0))
+    # Weights of an earlier version come without limits.
+    state = {name: value for name, value in module.state_dict().items() if "limits" not in name}
+    module.load_state_dict(state)
+    assert module(1e6 * statistics[:1].abs(), torch.tensor([10**6])).amin() > 30
+
 
 @pytest.mark.parametrize("mix", ["statistics", "all", "last"])
 @pytest.mark.parametrize("widths", [(4, 4, 4), (5, 2, 5)], ids=["one width", "alternating"])

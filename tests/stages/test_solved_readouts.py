@@ -27,6 +27,7 @@ from histograph_post.heads.base import last_layer
 from histograph_post.heads.registry import is_solved
 from histograph_post.models import build_model
 from histograph_post.splits import Split
+from histograph_post.training.loaded_cache import LoadedCache
 from histograph_post.training.options import TrainingOptions
 from histograph_post.training.solving import STRENGTHS, USUAL_STRENGTH
 
@@ -44,7 +45,8 @@ def demo_cache(make_demo_cache: Callable[..., Path]) -> Path:
 @pytest.fixture(scope="module")
 def run(demo_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> hg.Run:
     out = tmp_path_factory.mktemp("runs") / "run"
-    return hg.compare(demo_cache, out, heads=[*SOLVED, "mean"], seeds=[3, 5], training=QUICK)
+    heads = [*SOLVED, "mean", "max"]
+    return hg.compare(demo_cache, out, heads=heads, seeds=[3, 5], training=QUICK)
 
 
 def stored(run: hg.Run, head: str, fold: int, seed: int) -> dict[str, Any]:
@@ -81,7 +83,7 @@ def test_results_have_every_seed_but_count_one(run: hg.Run) -> None:
     strengths = [fit.get("strength") for fit in run.results["fits"]]
     assert sum(strength is not None for strength in strengths) == 18
     lines = (run.folder / "metrics.jsonl").read_text().splitlines()
-    assert {json.loads(line)["head"] for line in lines} == {*SOLVED, "mean"}
+    assert {json.loads(line)["head"] for line in lines} == {*SOLVED, "mean", "max"}
 
 
 def test_it_is_solved_once_for_all_seeds(
@@ -116,10 +118,36 @@ def test_the_run_predicts_what_was_scored(demo_cache: Path, tmp_path: Path, head
     assert hg.report(run).path.exists()
 
 
+@pytest.mark.parametrize("name", [*SOLVED, "mean", "max"])
+def test_what_is_pooled_stays_in_the_range_of_the_training_graphs(run: hg.Run, name: str) -> None:
+    written, train = hg.Cache.open(run.backbone.cache), run.splits.folds[0].train
+    statistics = LoadedCache(written).all_statistics(train)  # [graphs, 3, sum of widths]
+    assert statistics is not None
+    mean, largest = statistics[train.copy(), :2].unbind(1)
+    probed = statistics[train.copy()].flatten(1)
+    pooled = {"probe": probed, "concat": mean, "max": largest[:, -written.widths[-1] :]}.get(
+        name, mean[:, -written.widths[-1] :]
+    )
+    tensors = weights(run, name, 0, 3)
+    low, high = next(value for key, value in tensors.items() if key.endswith("bounds"))
+    torch.testing.assert_close(low, pooled.amin(0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(high, pooled.amax(0), rtol=1e-4, atol=1e-5)
+
+    own = {key.removeprefix("head."): value for key, value in tensors.items() if "head." in key}
+    head = build_head(name, **stored(run, name, 0, 3)["config"]).eval()
+    far = [torch.randn(5, width) for width in written.widths]
+    large, larger = ([scale * layer for layer in far] for scale in (1e5, 1e6))
+    head.load_state_dict(own)
+    torch.testing.assert_close(head(large), head(larger))
+    # A run of an earlier version has no limits, and predicts as it did.
+    head.load_state_dict({key: value for key, value in own.items() if "bounds" not in key})
+    assert not torch.allclose(head(large), head(larger), rtol=0.5)
+
+
 def test_features_that_do_not_fit_give_the_same(
     run: hg.Run, demo_cache: Path, tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {"heads": [*SOLVED, "mean"], "seeds": [3, 5], "training": QUICK}
+    options: dict[str, Any] = {"heads": SOLVED, "seeds": [3, 5], "training": QUICK}
     small = hg.compare(demo_cache, tmp_path / "run", memory_limit=20_000, **options)
     for head in SOLVED:
         found, expected = (weights(each, head, 0, 3) for each in (small, run))

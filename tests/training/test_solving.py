@@ -135,7 +135,8 @@ def test_the_strength_is_the_best_on_validation_and_the_path_ends_behind_it() ->
     # What is said of a strength is what the map gives that is solved for it alone.
     alone = solve_linear(features, targets, task, train, valid, strengths=[found.strength])
     torch.testing.assert_close(alone.weight, found.weight, atol=1e-3, rtol=1e-2)
-    score = task.score(outputs(found, features)[valid].astype(float), labels[valid])
+    predicted = found(torch.from_numpy(features[valid])).double().numpy()
+    score = task.score(predicted, labels[valid])
     assert score == pytest.approx(scores[found.chosen], abs=1e-3)
 
 
@@ -158,6 +159,18 @@ def test_without_a_validation_part_the_strength_is_fixed() -> None:
     assert not found.path[0].valid_scores
     _, slope = objective(found, features, labels, task, np.arange(150))
     assert slope < 2e-4
+
+
+def test_rows_unlike_the_training_rows_are_read_where_those_end() -> None:
+    features = torch.tensor([[-1.0, 3.0], [3.0, -1.0], [-1.0, -1.0], [3.0, 3.0]] * 5)
+    far = torch.tensor([[1e6, -1e6], [3.0, -1.0], [4.0, 0.0]])
+    labels = np.concatenate([2 * features[:, :1].double().numpy() + 4, np.zeros((3, 1))])
+    task = infer_task(labels, "graph", kind="regression")
+    rows, train = torch.cat([features, far]), np.arange(20)
+    found = solve_linear(rows, task.targets(labels), task, train, train, strengths=[1e-6])
+    predicted = found.scale.undo(found(rows).double().numpy())[:, 0]
+    np.testing.assert_allclose(predicted[:20], labels[:20, 0], atol=1e-3)
+    np.testing.assert_allclose(predicted[20:], [10.0] * 3, atol=1e-3)
 
 
 def test_a_validation_part_of_one_class_is_decided_by_the_loss() -> None:

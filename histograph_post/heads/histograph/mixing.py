@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ...errors import DataError
 from ..base import Readout
 from ..history import DERIVED, STATISTICS
-from ..standardize import Standardizer
+from ..standardize import Limits, Standardizer
 from .config import HistoGraphConfig
 
 #: The size is two columns beside thousands, and the same penalty on all weights would all but
@@ -48,6 +48,7 @@ class GraphStatistics(nn.Module):
         #: Centres and scales the columns, once it is fitted to the rows of training graphs.
         self.scaling = Standardizer(groups)
         self.width = sum(groups)
+        self.limits = Limits(self.width)
         self._widths = [2 if name == "size" else sum(in_dims) for name in names]
         # Sums and sizes are as large as graphs are: they are zero until their scale is known.
         for columns in self._columns(*DERIVED):
@@ -60,7 +61,7 @@ class GraphStatistics(nn.Module):
             statistics: As :func:`layer_statistics` gives them, ``[num_graphs, 3, sum(D_l)]``.
             counts: Nodes of each graph, ``[num_graphs]``.
         """
-        rows = self.rows(statistics, counts)  # [num_graphs, width], of its own
+        rows = self.limits(self.rows(statistics, counts))  # [num_graphs, width], of its own
         return rows.sub_(self.scaling.mean).div_(self.scaling.scale)
 
     def rows(self, statistics: Tensor, counts: Tensor) -> Tensor:
@@ -79,12 +80,12 @@ class GraphStatistics(nn.Module):
         return torch.cat(columns, dim=1)
 
     def fit(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Take the scale of every column from training graphs.
+        """Take the scale and the limits of every column from training graphs.
 
         Args:
             batches: Statistics and counts, as :meth:`forward` takes them.
         """
-        rows = (self.rows(*batch) for batch in batches)  # [num_graphs, width] each
+        rows = (self.limits.include(self.rows(*batch)) for batch in batches)  # [graphs, width]
         self.scaling.fit(list(batch.split(self.scaling.in_dims, dim=1)) for batch in rows)
         for columns in self._columns("size"):
             self.scaling.scale[columns] /= SIZE_DEVIATION
