@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .layers import Layers
-from .trace import DIVIDING, GATING, LINEAR, MULTIPLYING, RAISING, RESHAPING, SQUASHING
+from .trace import DIVIDING, GATING, LINEAR, MULTIPLYING, RAISING, RESHAPING, SQUASHING, SUMMING
 
 
 class Gates:
@@ -38,8 +38,9 @@ class Gates:
         given = [each for layer in self.layers.frontier(value) for each in layer.candidates]
         if any(self._gated(each, numbers=True) is not None for each in given):
             return value
-        gated = self._gated(value, numbers=True)
-        return value if gated is None else gated
+        while (gated := self._gated(value, numbers=True)) is not None:
+            value = gated
+        return value
 
     def _raised(self, value: int) -> int | None:
         """Return ``x`` if the value is a power, exp() or the products of ``x``, without weights."""
@@ -87,10 +88,11 @@ class Gates:
     def _gated(self, value: int, *, numbers: bool = False) -> int | None:
         """Return ``x`` if the value is ``gate * x``, or ``x / gate``, with a gate of width 1.
 
-        With ``numbers``, a gate may be one number for all nodes.
+        With ``numbers``, a gate may be one number for all nodes: sums start with zero, too.
         """
         call = self.trace.producer.get(value)
-        if call is None or call.name not in DIVIDING | MULTIPLYING:
+        kinds = DIVIDING | MULTIPLYING
+        if call is None or call.name not in (kinds | SUMMING if numbers else kinds):
             return None
         shape = self.trace.values[value].shape
         wholes = [each for each in call.inputs if self.trace.values[each].shape == shape]

@@ -53,14 +53,17 @@ class Joins:
 
     def for_readout(self, end: int) -> Join | None:
         """Return where layers are joined for the readout on the way to ``end``, if they are."""
+        state, _ = self.own_steps.first_extra(end) or (end, None)
         for join in self._joins(end):
             if join.parallel and not self._loses_branches(join.call, end):
                 continue
+            # What the readout does of its own afterwards does not tell whether layers do the same.
+            of_layers = state if self.layers.leads_to(join.call, state) else end
             if not (
                 self._is_residual(join, end)
                 or self._is_skip(join, end)
                 or self._is_whole(join.call)
-                or self.is_habit(join, end)
+                or self.is_habit(join, of_layers)
             ):
                 return join
         return None
