@@ -251,12 +251,23 @@ def paired_difference(
     if len(np.unique(folds)) > 1:
         over = "folds"
         differences = np.array([differences[folds == fold].mean() for fold in np.unique(folds)])
-    mean, count = float(differences.mean()), len(differences)
+    low, high = student_interval(differences) or (None, None)
+    return Difference(float(differences.mean()), low, high, len(differences), over)
+
+
+def student_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float] | None:
+    """Return the 95 % Student interval of the mean of independent values; None for a single one."""
+    count = len(values)
     if count < 2:
-        return Difference(mean, None, None, count, over)
-    error = float(differences.std(ddof=1)) / np.sqrt(count)
-    reach = float(stats.t.ppf((1 + _CONFIDENCE) / 2, count - 1) * error)
-    return Difference(mean, mean - reach, mean + reach, count, over)
+        return None
+    mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / np.sqrt(count)
+    reach = float(student_quantile(count) * error)
+    return mean - reach, mean + reach
+
+
+def student_quantile(count: int) -> float:
+    """Return how many standard errors the interval of so many values reaches to either side."""
+    return float(stats.t.ppf((1 + _CONFIDENCE) / 2, count - 1))
 
 
 #: Seed of the bootstrap samples, so that a run can be reproduced byte by byte.

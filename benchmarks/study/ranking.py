@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
+from histograph_post.metrics import student_interval
 from histograph_post.reporting.figures import (
     CHOSEN,
     INK,
@@ -140,12 +141,8 @@ class Interval:
     @classmethod
     def of(cls, values: Sequence[float]) -> Interval:
         """Return the mean of independent values, and its interval."""
-        mean, count = float(np.mean(values)), len(values)
-        if count < 2:
-            return cls(mean, None, None, count)
-        error = float(np.std(values, ddof=1)) / np.sqrt(count)
-        reach = float(stats.t.ppf((1 + LEVEL) / 2, count - 1) * error)
-        return cls(mean, mean - reach, mean + reach, count)
+        low, high = student_interval(values) or (None, None)
+        return cls(float(np.mean(values)), low, high, len(values))
 
 
 @dataclass(frozen=True)

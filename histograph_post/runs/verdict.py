@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil, floor, inf, log10
 from typing import Any, Literal, NamedTuple
 
+from ..metrics import student_quantile
 from ..utils.text import difference, metric_name, number, plural
 from .run import FINETUNED, split_name
 
@@ -38,9 +39,6 @@ _TOO_MANY = 100
 #: Most folds of a cross-validation: more of them share ever more training data.
 _MOST_FOLDS = 10
 _MORE_FOLDS, _MORE_SEEDS = f"--folds {_MOST_FOLDS}", "--seeds 0-4"
-
-#: Student's 97.5 % quantile by the number of folds.
-_STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 
 #: If each fold has one seed, more seeds can replace up to this many times the folds.
 _SEEDS_STAND_FOR = 4
@@ -291,7 +289,7 @@ def _advice(
         return _more_rows(mean, by_rows, results, tested_all=over == "folds")
     wanted = _needed(mean, found)
     reach = (found["high"] - found["low"]) / 2
-    of_most = reach * (_STUDENT[_MOST_FOLDS] / _STUDENT.get(count, 2.26))
+    of_most = reach * student_quantile(_MOST_FOLDS) / student_quantile(count)
     of_most *= (count / _MOST_FOLDS) ** 0.5
     if count < _MOST_FOLDS and of_most * _POWER**0.5 <= abs(mean):
         needs = {"count": _MOST_FOLDS, "over": "folds"}
