@@ -32,7 +32,7 @@ from ..training.networks import BackboneNetwork, HistoryNetwork, checkpoint_laye
 from ..training.ranks import current_ranks
 from ..utils.files import copy_file, save_tensors
 from ..utils.specifications import IN_MEMORY
-from .folds import TrainedFold, fold_checkpoints, fold_name, save_fold
+from .folds import fold_checkpoints, fold_name, save_fold
 from .options import HeadSpec
 from .results import Averages, choose_fit
 from .stage import ReadoutStage
@@ -248,23 +248,11 @@ class BackboneStage(ReadoutStage):
         fits = averages.fits
         for number in dict.fromkeys(fit.spec.fold for fit in named(fits, chosen)):
             best = choose_fit([fit for fit in fits if fit.spec.fold == number], chosen, self.task)
-            assert best.backbone is not None  # of fits of that name
             place = folder / fold_name(number)
             place.mkdir(exist_ok=True)
             copy_file(folder / best.spec.folder / MODEL_NAME, place / MODEL_NAME)
-            trained = TrainedFold(
-                fold=number,
-                seed=best.spec.seed,
-                best_epoch=best.best_epoch,
-                epochs=best.num_epochs,
-                scores=best.scores,
-                num_parameters=best.num_parameters,
-                weights_sha256=best.backbone["weights_sha256"],
-                head=best.spec.head,
-                diverged=best.diverged,
-            )
-            specs, plan = (self.model_spec, self.data_spec), best.spec.plan
-            save_fold(place, trained, *specs, self.splits, best.log, plan=plan)
+            specs = (self.model_spec, self.data_spec)
+            save_fold(place, best, best.spec.head, *specs, self.splits)
         return {}
 
     def backbone(self, fit: Fit, folder: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +31,9 @@ from ..data.spec import Reading
 from ..errors import CacheError, ConfigError, NotFoundError
 from ..models import ModelSpec, parse_args
 from ..models.spec import load_pretrained
+from ..runs.fits import Fit, FitSpec
 from ..runs.folder import require_sealed, seal
+from ..runs.records import check_fold
 from ..runs.run import (
     CONFIG_NAME,
     HEAD_CONFIG_NAME,
@@ -44,7 +46,7 @@ from ..runs.run import (
 )
 from ..splits import Split, Splits, resolve_splits
 from ..training.loaded_cache import LoadedCache
-from ..utils.decoding import decode, read_toml_file
+from ..utils.decoding import read_json_lines, read_toml_file
 from ..utils.files import write_json, write_text
 from ..utils.specifications import IN_MEMORY, Specification
 from ..utils.trust import Trusted, code_to_trust
@@ -163,31 +165,6 @@ def load_folds(
 
 
 @dataclass(frozen=True)
-class TrainedFold:
-    """The results of a backbone that was trained on one fold."""
-
-    fold: int
-    seed: int
-    best_epoch: int
-    epochs: int
-    #: Scores per part of the split: ``train``, ``valid`` and ``test``.
-    scores: Mapping[str, Mapping[str, float]]
-    num_parameters: int
-    weights_sha256: str
-    #: The readout it was trained with, if that was not the model's own.
-    head: str | None = None
-    #: Whether training stopped because the loss was not finite.
-    diverged: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values, the same on every run with the same seed on the same machine."""
-        found = asdict(self)
-        if not self.diverged:
-            del found["diverged"]
-        return found
-
-
-@dataclass(frozen=True)
 class FoldCheckpoint:
     """A trained backbone and its data, as the folder of a fold records them."""
 
@@ -221,20 +198,15 @@ def fold_folders(folder: Path) -> list[Path]:
 
 
 def save_fold(
-    folder: Path,
-    trained: TrainedFold,
-    model: ModelSpec,
-    data: DataSpec,
-    splits: Splits,
-    log: Sequence[Mapping[str, float]],
-    *,
-    plan: str,
+    folder: Path, fit: Fit, head: str | None, model: ModelSpec, data: DataSpec, splits: Splits
 ) -> None:
-    """Complete the folder of a fold, which holds the weights of the trained backbone.
+    """Complete the folder of a fold, which holds the weights of the backbone that a fit trained.
 
     Args:
+        head: The readout it was trained with, if that was not the model's own.
         splits: Of all folds.
     """
+    assert fit.backbone is not None  # of a fit that trained one
     config = {
         "model": model.spec,
         "model_args": [f"{name}={value!r}" for name, value in model.args.items()],
@@ -245,17 +217,44 @@ def save_fold(
         **({} if data.root is None else {"data_root": str(data.root.resolve())}),
     }
     write_text(folder / CONFIG_NAME, tomli_w.dumps(config))
-    replace(splits, folds=(splits.folds[trained.fold],)).save(folder / SPLITS_NAME)
-    write_text(folder / METRICS_NAME, "".join(json.dumps(dict(entry)) + "\n" for entry in log))
-    sealed = seal(folder, (MODEL_NAME, CONFIG_NAME, SPLITS_NAME, METRICS_NAME), plan)
-    write_json(folder / RESULTS_NAME, {**trained.to_json(), **sealed})
+    replace(splits, folds=(splits.folds[fit.spec.fold],)).save(folder / SPLITS_NAME)
+    write_text(folder / METRICS_NAME, "".join(json.dumps(dict(entry)) + "\n" for entry in fit.log))
+    scores = {
+        "fold": fit.spec.fold,
+        "seed": fit.spec.seed,
+        "best_epoch": fit.best_epoch,
+        "epochs": fit.num_epochs,
+        "scores": fit.scores,
+        "num_parameters": fit.num_parameters,
+        "weights_sha256": fit.backbone["weights_sha256"],
+        "head": head,
+        **({"diverged": True} if fit.diverged else {}),
+    }
+    sealed = seal(folder, (MODEL_NAME, CONFIG_NAME, SPLITS_NAME, METRICS_NAME), fit.spec.plan)
+    write_json(folder / RESULTS_NAME, {**scores, **sealed})
 
 
-def load_fold(folder: Path) -> TrainedFold:
-    """Read the scores of a finished fold back."""
+def load_fold(spec: FitSpec, folder: Path) -> Fit:
+    """Read a finished fold back, without its outputs, which are not saved."""
+    stored = read_fold(folder)
+    return Fit(
+        spec=spec,
+        scores=stored["scores"],
+        best_epoch=stored["best_epoch"],
+        num_epochs=stored["epochs"],
+        num_parameters=stored["num_parameters"],
+        seconds_per_epoch=0.0,
+        log=read_json_lines(folder / METRICS_NAME),
+        diverged=stored.get("diverged", False),
+        backbone={"weights_sha256": stored["weights_sha256"]},
+    )
+
+
+def read_fold(folder: Path) -> dict[str, Any]:
+    """Read ``results.json`` of a finished fold, its types checked."""
     stored = read_json(folder, RESULTS_NAME)
-    where = str(folder / RESULTS_NAME)
-    return decode(TrainedFold, stored, where, error=ConfigError, defaults=True, unknown=True)
+    check_fold(stored, str(folder / RESULTS_NAME))
+    return stored
 
 
 def fold_checkpoints(
@@ -311,7 +310,8 @@ def _read_checkpoint(folder: Path) -> FoldCheckpoint:
             f"{folder}: found no {RESULTS_NAME}, expected a finished fold; "
             "run the command that trains it again"
         )
-    require_sealed(folder, read_json(folder, RESULTS_NAME))
+    stored = read_fold(folder)
+    require_sealed(folder, stored)
     path = folder / CONFIG_NAME
     try:
         config = read_toml_file(path)
@@ -320,8 +320,8 @@ def _read_checkpoint(folder: Path) -> FoldCheckpoint:
         model = ModelSpec(config["model"], args, weights, **told)
         root = Path(config["data_root"]) if "data_root" in config else None
         data = DataSpec(config["data"], parse_args(config["data_args"]), root, **told)
-        head = load_fold(folder).head
-        return FoldCheckpoint(folder, model, data, str(folder / config["split"]), head)
+        split = str(folder / config["split"])
+        return FoldCheckpoint(folder, model, data, split, stored.get("head"))
     except KeyError as error:
         raise ConfigError(f"{path}: found no {error}, expected what training wrote") from None
     except TypeError as error:

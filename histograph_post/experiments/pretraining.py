@@ -23,9 +23,9 @@ from ..models import BUILT_IN, ModelSpec
 from ..models.builtin_models import GNN
 from ..models.checkpoints import weights_sha256
 from ..runs.fits import Fit, FitSpec
-from ..runs.folder import check_seal
+from ..runs.folder import SEAL, check_seal
 from ..runs.predictions import LabelRows, row_names
-from ..runs.run import METRICS_NAME, MODEL_NAME, RESULTS_NAME, read_json
+from ..runs.run import MODEL_NAME, RESULTS_NAME, read_json
 from ..runs.verdict import OWN
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import TargetScale, infer_task
@@ -34,10 +34,9 @@ from ..training.loop import STATE_NAME, OnEpoch, Trainer, train_resumably
 from ..training.networks import BackboneNetwork
 from ..training.options import TrainingOptions
 from ..training.ranks import current_ranks
-from ..utils.decoding import read_json_lines
 from ..utils.files import save_tensors
 from .backbones import output_width, untrained_model
-from .folds import TrainedFold, fold_folders, fold_name, load_fold, save_fold
+from .folds import fold_folders, fold_name, load_fold, read_fold, save_fold
 from .options import ExperimentOptions
 from .stage import Stage
 
@@ -116,7 +115,7 @@ class Pretraining(Stage):
             return None
         check_seal(place, read_json(place, RESULTS_NAME), spec.plan)
         (place / STATE_NAME).unlink(missing_ok=True)  # of a run killed at its very end
-        return self._as_fit(spec, load_fold(place), read_json_lines(place / METRICS_NAME))
+        return load_fold(spec, place)
 
     def fit(
         self, spec: FitSpec, folder: Path, *, device: torch.device, on_epoch: OnEpoch | None = None
@@ -134,51 +133,31 @@ class Pretraining(Stage):
         if isinstance(model, GNN):
             _undo_scale(model, trainer.scale)
             trainer.scale = TargetScale()
-        trained = TrainedFold(
-            fold=spec.fold,
-            seed=spec.seed,
-            best_epoch=trainer.progress.best_epoch,
-            epochs=trainer.progress.epoch,
+        fit = Fit(
+            spec=spec,
             scores={
                 part: self.task.scores(trainer.predict(rows), trainer.source.labels[rows])
                 for part, rows in zip(PARTS, trainer.split.parts, strict=True)
                 if len(rows)
             },
+            best_epoch=trainer.progress.best_epoch,
+            num_epochs=trainer.progress.epoch,
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
-            weights_sha256=weights_sha256(model.state_dict()),
+            seconds_per_epoch=seconds,
+            log=trainer.progress.log,
             diverged=trainer.progress.diverged,
+            backbone={"weights_sha256": weights_sha256(model.state_dict())},
         )
         save_tensors(folder / MODEL_NAME, model.state_dict())
-        named, log = (self.model_spec, self.data_spec), trainer.progress.log
-        save_fold(folder, trained, *named, self.splits, log, plan=spec.plan)
+        save_fold(folder, fit, None, self.model_spec, self.data_spec, self.splits)
         (folder / STATE_NAME).unlink(missing_ok=True)
-        return self._as_fit(spec, trained, log, seconds)
+        return fit
 
     def trainer(self, model: nn.Module, spec: FitSpec, device: torch.device) -> Trainer:
         """Return what trains a model with its own readout on the fold of a fit."""
         source = GraphBatches(self.dataset, self.task, device, current_ranks())
         network, split = BackboneNetwork(model).to(device), self.splits.folds[spec.fold]
         return Trainer(network, source, split, self.task, spec.training, seed=spec.seed)
-
-    def _as_fit(
-        self,
-        spec: FitSpec,
-        trained: TrainedFold,
-        log: Sequence[Mapping[str, float]],
-        seconds_per_epoch: float = 0.0,
-    ) -> Fit:
-        """Return a fold as a fit, without its outputs, which are not saved."""
-        return Fit(
-            spec=spec,
-            scores=trained.scores,
-            best_epoch=trained.best_epoch,
-            num_epochs=trained.epochs,
-            num_parameters=trained.num_parameters,
-            seconds_per_epoch=seconds_per_epoch,
-            log=log,
-            diverged=trained.diverged,
-            backbone={"weights_sha256": trained.weights_sha256},
-        )
 
     def notes(self) -> list[str]:
         """Return what the user should know about the data."""
@@ -197,10 +176,10 @@ class Pretraining(Stage):
         """Return the scores of all folds that are done, by this call or others."""
         metric = self.task.metric
         done = [path for path in fold_folders(folder) if (path / RESULTS_NAME).is_file()]
-        folds = [load_fold(path) for path in done]
+        folds = [read_fold(path) for path in done]
         summaries = {}
         for part in ("test", "valid"):
-            found = [fold.scores[part] for fold in folds if metric in fold.scores.get(part, {})]
+            found = [scores for fold in folds if metric in (scores := fold["scores"].get(part, {}))]
             summary = summarize([scores[metric] for scores in found])
             summaries[part] = None if summary is None else summary.to_json()
         return {
@@ -210,7 +189,9 @@ class Pretraining(Stage):
             "metric": metric,
             "higher_is_better": self.task.higher_is_better,
             **summaries,
-            "folds": [fold.to_json() for fold in folds],
+            "folds": [
+                {name: value for name, value in fold.items() if name not in SEAL} for fold in folds
+            ],
         }
 
 

@@ -35,6 +35,7 @@ from ..runs.predictions import (
     member_spread,
     prediction_columns,
 )
+from ..runs.records import head_entries
 from ..runs.run import HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, PREDICTIONS_NAME, member_prefix
 from ..runs.verdict import OWN, verdict_of
 from ..tasks import Task
@@ -191,10 +192,6 @@ def choose_fit(fits: Sequence[Fit], name: str, task: Task) -> Fit:
     )
 
 
-#: What ``head.json`` holds for each member, where it differs from the best one.
-_OF_A_MEMBER = ("config", "source", "standardize", "layer_norm", "target_scale")
-
-
 def write_chosen_head(
     folder: Path,
     best: Fit,
@@ -219,25 +216,20 @@ def write_chosen_head(
     source = folder / best.spec.folder
     if (source / MODEL_NAME).is_file():
         copy_file(source / MODEL_NAME, folder / MODEL_NAME)
-    stored = _of_a_member(folder, best)
+    stored = head_entries(read_fit(source))
+    entries = [head_entries(read_fit(folder / member.spec.folder)) for member in members]
     write_json(
         folder / HEAD_CONFIG_NAME,
         {
             "head": best.spec.head,
-            "fold": best.spec.fold,
-            "seed": best.spec.seed,
             **stored,
             "members": [
                 {
-                    "fold": member.spec.fold,
-                    "seed": member.spec.seed,
-                    **{
-                        name: value
-                        for name, value in _of_a_member(folder, member).items()
-                        if value != stored[name]
-                    },
+                    name: value
+                    for name, value in entry.items()
+                    if name in ("fold", "seed") or value != stored[name]
                 }
-                for member in members
+                for entry in entries
             ],
             "temperature": temperature,
             "task": task.to_json(),
@@ -245,11 +237,6 @@ def write_chosen_head(
             "backbone": dict(backbone),
         },
     )
-
-
-def _of_a_member(folder: Path, fit: Fit) -> dict[str, Any]:
-    stored = read_fit(folder / fit.spec.folder)
-    return {name: stored[name] for name in _OF_A_MEMBER}
 
 
 def write_predictions(

@@ -8,7 +8,7 @@ backbone was trained too, ``model.safetensors``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from ..training.loop import STATE_NAME, OnEpoch, Progress, Trainer, train_resuma
 from ..training.options import TrainingOptions
 from ..utils.files import load_arrays, save_arrays, save_tensors, write_json
 from .folder import BrokenFitError, check_seal, require_sealed, seal
-from .records import check_fit
+from .records import HeadRecord, Scale, check_fit
 from .run import HEAD_NAME as HEAD_NAME
 from .run import MODEL_NAME, fit_place, read_json, staged_name
 
@@ -242,18 +242,20 @@ def save_fit(
         "valid_outputs": fit.valid_outputs,
     }
     save_arrays(folder / OUTPUTS_NAME, arrays)
+    record = HeadRecord(
+        fold=spec.fold,
+        seed=spec.seed,
+        config={} if head is None else head_config(spec.head, head),
+        source="" if head is None else head_info(spec.head).source,
+        standardize=isinstance(standardizer, Standardizer),
+        layer_norm=isinstance(standardizer, EachLayerNorm),
+        target_scale=Scale(mean=trained.scale.mean, deviation=trained.scale.deviation),
+    )
     write_json(
         folder / FIT_NAME,
         {
             **fit.to_json(),
-            "config": {} if head is None else head_config(spec.head, head),
-            "source": "" if head is None else head_info(spec.head).source,
-            "standardize": isinstance(standardizer, Standardizer),
-            "layer_norm": isinstance(standardizer, EachLayerNorm),
-            "target_scale": {
-                "mean": list(trained.scale.mean),
-                "deviation": list(trained.scale.deviation),
-            },
+            **asdict(record),
             "num_parameters": fit.num_parameters,
             "seconds_per_epoch": fit.seconds_per_epoch,
             "log": list(fit.log),

@@ -194,6 +194,10 @@ class BrokenFitError(Exception):
     """A fit has changed since it was saved, or is another run's: it has to be fitted again."""
 
 
+#: The entries of a seal.
+SEAL = ("plan", "files")
+
+
 def seal(folder: Path, names: Sequence[str], plan: str) -> dict[str, Any]:
     """Return what identifies a fit: the plan of its run, and the hashes of its files."""
     files = {name: sha256_file(folder / name) for name in names if (folder / name).is_file()}

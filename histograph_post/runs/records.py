@@ -7,7 +7,7 @@ are declared; others, and those of earlier versions, are ignored.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..errors import ConfigError
@@ -76,27 +76,48 @@ class _Fit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Scale:
-    """The mean and deviation of regression targets."""
+class Scale:
+    """The mean and deviation of regression targets; empty for other targets."""
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _StoredFit(_Fit):
+class HeadRecord:
+    """A trained head: which fit it was and how it is built, in ``fit.json`` and ``head.json``."""
+
+    fold: Count
+    seed: Count
+    #: What the readout is built with.
+    config: Mapping[str, Any]
+    #: The hash of its code, if the user named a file of it.
+    source: str = ""
+    standardize: bool
+    #: Whether rows are normalised one by one instead.
+    layer_norm: bool = False
+    target_scale: Scale
+
+
+def head_record(found: Mapping[str, Any], where: str) -> HeadRecord:
+    """Read the entries of one head, refusing other types than the declared ones."""
+    return decode(HeadRecord, found, where, error=ConfigError, defaults=True, unknown=True)
+
+
+def head_entries(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of one head as they are stored."""
+    return {entry.name: found[entry.name] for entry in fields(HeadRecord)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StoredFit(HeadRecord, _Fit):
     """``fit.json``: a fit, how its head is built, and the hashes of its files."""
 
     best_epoch: int
     epochs: Count
-    config: Mapping[str, Any]
-    standardize: bool
-    target_scale: _Scale
     num_parameters: Count
     seconds_per_epoch: float
     log: tuple[Mapping[str, float | None], ...]
-    source: str = ""
-    layer_norm: bool = False
     plan: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
 
@@ -144,9 +165,16 @@ class _Readouts:
 
 @dataclass(frozen=True, kw_only=True)
 class _Fold:
+    """``results.json`` of a fold: a backbone that was trained on it."""
+
     fold: Count
+    seed: int
     best_epoch: int
+    epochs: Count
     scores: Mapping[str, Mapping[str, float]]
+    num_parameters: Count
+    weights_sha256: str
+    head: str | None = None
     diverged: bool = False
 
 
@@ -210,33 +238,15 @@ def check_plan(found: Mapping[str, Any], where: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Member:
-    """A member of the ensemble: what differs from the best one."""
+class _Head(HeadRecord):
+    """``head.json``: the best member and, of each, what differs from that."""
 
-    fold: Count
-    seed: Count
-    config: Mapping[str, Any] = field(default_factory=dict)
-    source: str = ""
-    standardize: bool = True
-    layer_norm: bool = False
-    target_scale: _Scale | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Head:
     head: str
-    fold: Count
-    seed: Count
-    config: Mapping[str, Any]
-    standardize: bool
-    target_scale: _Scale
     task: _Task
     target_names: tuple[str, ...]
     backbone: Mapping[str, Any]
-    source: str = ""
-    layer_norm: bool = False
     temperature: float = 1.0
-    members: tuple[_Member, ...] | None = None
+    members: tuple[Mapping[str, Any], ...] | None = None
 
 
 def check_fit(found: Mapping[str, Any], where: str) -> None:
@@ -244,11 +254,18 @@ def check_fit(found: Mapping[str, Any], where: str) -> None:
     decode(_StoredFit, found, where, error=ConfigError, defaults=True, unknown=True)
 
 
+def check_fold(found: Mapping[str, Any], where: str) -> None:
+    """Refuse the results of a fold that do not have the declared types."""
+    decode(_Fold, found, where, error=ConfigError, defaults=True, unknown=True)
+
+
 def check_head(found: Mapping[str, Any], where: str) -> None:
     """Refuse a ``head.json`` that does not have the declared types."""
     decode(_Head, found, where, error=ConfigError, defaults=True, unknown=True)
     if found.get("members") == [] or not found.get("temperature", 1.0) > 0:
         raise ConfigError(f"{where}: found no members, or no temperature above 0, expected both")
+    for number, entry in enumerate(found.get("members") or ()):
+        head_record({**found, **entry}, f"{where}: members[{number}]")
 
 
 def check_log(lines: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:

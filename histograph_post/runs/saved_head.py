@@ -25,6 +25,7 @@ from ..training.networks import HeadNetwork
 from ..utils.files import load_tensors
 from ..utils.trust import trusted_code
 from .fits import FIT_NAME, read_fit
+from .records import HeadRecord, head_entries, head_record
 from .run import HEAD_CONFIG_NAME, HEAD_NAME, Run, member_prefix
 from .saved_backbone import SavedBackbone
 
@@ -102,39 +103,13 @@ class HeadEnsemble(nn.Module):
 Built = tuple[Readout, Standardizer | EachLayerNorm | None]
 
 
-@dataclass(frozen=True)
-class SavedMember:
-    """One trained head: which fit it was, how it is built, and where its weights are."""
+@dataclass(frozen=True, kw_only=True)
+class SavedMember(HeadRecord):
+    """One trained head, and where its weights are."""
 
-    fold: int
-    seed: int
-    #: What the readout is built with.
-    config: Mapping[str, Any]
-    #: The hash of its code, if the user named a file of it.
-    source: str
-    standardize: bool
-    #: Whether rows are normalised one by one instead.
-    layer_norm: bool
-    scale: TargetScale
-    #: The file of its weights, and the prefix of their names there.
     file: Path
-    prefix: str
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any], file: Path, prefix: str = "") -> SavedMember:
-        """Read an entry of ``head.json``, or all of ``fit.json``."""
-        scale = value["target_scale"]
-        return cls(
-            fold=value["fold"],
-            seed=value["seed"],
-            config=value["config"],
-            source=value.get("source", ""),
-            standardize=value["standardize"],
-            layer_norm=value.get("layer_norm", False),
-            scale=TargetScale(tuple(scale["mean"]), tuple(scale["deviation"])),
-            file=file,
-            prefix=prefix,
-        )
+    #: What their names begin with there.
+    prefix: str = ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -159,19 +134,16 @@ class SavedHead:
         """Read ``head.json`` of a run; one of an earlier version has a single head."""
         stored, file = run.stored_head, run.folder / HEAD_NAME
         with run.reading_head():
-            entries = stored.get("members")
-            if entries is None:
-                members = [SavedMember.from_json(stored, file)]
-            else:
-                members = [
-                    SavedMember.from_json(
-                        {**stored, **entry},
-                        # Of another readout than the chosen one, every fit has a file of its own.
-                        file if run.readout is None else run.folder / entry["file"],
-                        member_prefix(number) if run.readout is None else "",
-                    )
-                    for number, entry in enumerate(entries)
-                ]
+            entries, members = stored.get("members"), list[SavedMember]()
+            for number, entry in enumerate([{}] if entries is None else entries):
+                place: dict[str, Any] = {"file": file}
+                if run.readout is not None:
+                    # Of another readout than the chosen one, every fit has a file of its own.
+                    place = {"file": run.folder / entry["file"]}
+                elif entries is not None:
+                    place["prefix"] = member_prefix(number)
+                record = head_record({**stored, **entry}, str(run.folder / HEAD_CONFIG_NAME))
+                members.append(SavedMember(**vars(record), **place))
             return cls(
                 run=run,
                 name=stored["head"],
@@ -218,7 +190,8 @@ class SavedHead:
             head, standardizer = self._build(member, files[member.file])
             if built and _same(built[-1].standardizer, standardizer):
                 standardizer = built[-1].standardizer  # type: ignore[assignment]
-            built.append(HeadMember(head, standardizer, member.scale))
+            scale = TargetScale(**vars(member.target_scale))
+            built.append(HeadMember(head, standardizer, scale))
         return HeadEnsemble(built, self.temperature)
 
     def weights(self) -> dict[str, Tensor]:
@@ -235,7 +208,8 @@ class SavedHead:
         member = next((each for each in self.members if (each.fold, each.seed) == place), None)
         if member is None:
             folder = self.run.fit_folder(self.run.head, fold, seed)
-            member = SavedMember.from_json(read_fit(folder), folder / HEAD_NAME)
+            record = head_record(read_fit(folder), str(folder / FIT_NAME))
+            member = SavedMember(**vars(record), file=folder / HEAD_NAME)
         return self._build(member, self._read(member.file))
 
     def _read(self, path: Path) -> dict[str, Tensor]:
@@ -286,9 +260,6 @@ def _same(one: torch.nn.Module | None, other: torch.nn.Module | None) -> bool:
 
 
 # --- another readout of a run than the one it predicts with: by its name, from its fits
-
-#: Entries of ``fit.json`` that ``head.json`` holds for a member.
-_OF_A_MEMBER = ("fold", "seed", "config", "source", "standardize", "layer_norm", "target_scale")
 
 
 def readout_named(run: Run, head: str | type[Readout]) -> str | None:
@@ -360,7 +331,7 @@ def stored_readout(run: Run, name: str, chosen: Mapping[str, Any]) -> dict[str, 
         folder = run.fit_folder(name, fit["fold"], fit["seed"])
         stored = read_fit(folder)
         file = str((folder / HEAD_NAME).relative_to(run.folder))
-        members.append({part: stored[part] for part in _OF_A_MEMBER} | {"file": file})
+        members.append({**head_entries(stored), "file": file})
     metric, sign = run.results["metric"], 1 if run.results["higher_is_better"] else -1
     scores = {(fit["fold"], fit["seed"]): fit["scores"].get("valid", {}) for fit in fits}
     best = max(
@@ -370,7 +341,7 @@ def stored_readout(run: Run, name: str, chosen: Mapping[str, Any]) -> dict[str, 
     row = run.results["readouts"][name]
     return {
         **chosen,
-        **{part: best[part] for part in _OF_A_MEMBER},
+        **head_entries(best),
         "head": name,
         "members": members,
         "temperature": row.get("temperature", 1.0),
