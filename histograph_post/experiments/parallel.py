@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,6 +35,7 @@ from .workers import (
     CannotSendError,
     FitJob,
     StopTraining,
+    Watcher,
     Worker,
     epoch_reporter,
     limited_threads,
@@ -72,14 +73,21 @@ class FitRunner:
     """Does the fits of a stage, in this process or several at once in others.
 
     Args:
+        watcher: Is told of them.
         planned: Fits that the result is made of, done or not; gives the threads of each.
         expected: Fits that this runner will be given.
     """
 
     def __init__(
-        self, stage: Stage, *, planned: int, options: ExperimentOptions, expected: int
+        self,
+        stage: Stage,
+        watcher: Watcher,
+        *,
+        planned: int,
+        options: ExperimentOptions,
+        expected: int,
     ) -> None:
-        self._stage, self._options = stage, options
+        self._stage, self._watcher, self._options = stage, watcher, options
         self._device = device = resolve_device(options.device)
         self._ranks = current_ranks()
         # Processes that train together do so in one fit after the other.
@@ -112,14 +120,14 @@ class FitRunner:
             try:
                 found = self._stage.find(job.spec, job.folder)
             except BrokenFitError as error:
-                job.broken(str(error))
+                self._watcher.broken(job, str(error))
             if found is not None:
-                job.done(found)
+                self._watcher.done(job, found)
                 self._expected -= 1
             else:
                 left.append(job)
         if self._options.backend != "loky":
-            run_on_cluster(self._stage, left, self._threads, self._options)
+            run_on_cluster(self._stage, self._watcher, left, self._threads, self._options)
             return
         if self._asked is None and self._jobs > 1 and not self._workers:
             left = self._start_here(left)
@@ -140,23 +148,25 @@ class FitRunner:
         return []
 
     def _run_here(self, job: FitJob, *, may_move: bool = False) -> None:
-        def stops(share_done: float) -> bool:
-            return not job.wanted or (may_move and self._pays_to_move(job, share_done))
+        watcher = self._watcher
 
-        if not job.begin():
+        def stops(share_done: float) -> bool:
+            return not watcher.wanted(job) or (may_move and self._pays_to_move(job, share_done))
+
+        if not watcher.begin(job):
             return
         if self._ranks is not None:
             self._ranks.from_first(job.spec)
-        watch = epoch_reporter(job.epoch_done, stops)
+        watch = epoch_reporter(partial(watcher.epoch_done, job), stops)
         try:
             fit = self._stage.fit(job.spec, job.folder, device=self._device, on_epoch=watch)
         except StopTraining:
-            if job.wanted:
+            if watcher.wanted(job):
                 raise
         except Exception as error:
-            job.failed(error)
+            watcher.failed(job, error)
         else:
-            job.done(fit)
+            watcher.done(job, fit)
 
     def _pays_to_move(self, job: FitJob, share_done: float) -> bool:
         """Whether the rest would be over sooner in several processes, which have to start first."""
@@ -185,11 +195,11 @@ class FitRunner:
         while True:
             busy = {worker.connection: worker for worker in self._workers if worker.job is not None}
             idle = next((worker for worker in self._workers if worker.job is None), None)
-            if waiting and not waiting[0].wanted:
+            if waiting and not self._watcher.wanted(waiting[0]):
                 del waiting[0]
             elif waiting and idle is not None and self._has_memory_for(waiting[0]):
                 job = waiting.pop(0)
-                if job.begin():
+                if self._watcher.begin(job):
                     self._start_in(idle, job)
             elif busy:
                 for connection in wait(list(busy)):
@@ -207,14 +217,14 @@ class FitRunner:
         try:
             shared = self._stage.share(job.spec)
         except Exception as error:
-            job.failed(error)
+            self._watcher.failed(job, error)
         else:
             worker.start(job, shared)
 
     def _start_workers(self, count: int) -> None:
         pickled = pickle_stage(self._stage)
         for _ in range(count):
-            self._workers.append(Worker(self._threads, self._device))
+            self._workers.append(Worker(self._threads, self._device, self._watcher))
         for worker in self._workers:
             worker.send_stage(pickled)
         for worker in self._workers:
@@ -234,7 +244,11 @@ def follow_first(stage: Stage, ranks: Ranks, device: torch.device) -> None:
 
 
 def run_on_cluster(
-    stage: Stage, jobs: Sequence[FitJob], threads: int, options: ExperimentOptions
+    stage: Stage,
+    watcher: Watcher,
+    jobs: Sequence[FitJob],
+    threads: int,
+    options: ExperimentOptions,
 ) -> None:
     """Do fits on a cluster, with so many threads each, and return when all are over.
 
@@ -255,15 +269,15 @@ def run_on_cluster(
     for number, failure in done(pickled, tasks, options.scheduler):
         job = jobs[number]
         if failure is not None:
-            job.failed(failure)
-        elif job.wanted:
+            watcher.failed(job, failure)
+        elif watcher.wanted(job):
             found = stage.find(job.spec, job.folder)
             if found is None:
                 raise WorkerError(
                     f"{job.folder / stage.place(job.spec)}: found no fit where a machine of the "
                     "cluster wrote one, expected a folder that all of them share"
                 )
-            job.done(found)
+            watcher.done(job, found)
 
 
 #: The arguments of :func:`do_fit` after the stage.

@@ -24,8 +24,7 @@ from ..caches import Cache
 from ..errors import ConfigError, NotFoundError
 from ..heads.base import Readout
 from ..heads.registry import head_info, head_name, is_solved
-from ..runs.fits import FitSpec
-from ..runs.folder import open_run_folder
+from ..runs.fits import Fit, FitSpec
 from ..runs.run import BEST_NAME, FITS_NAME, RESULTS_NAME, TUNED, Run, staged_name
 from ..training.options import TrainingOptions
 from ..utils.decoding import read_toml_file
@@ -35,7 +34,7 @@ from .folds import open_caches
 from .head_training import Experiment, plan_experiment
 from .options import ExperimentOptions, HeadSpec, with_baseline, with_keywords
 from .results import Averages
-from .stage import finish_experiment
+from .stage import run_experiment
 from .trials import Trial, TrialCallback, best_trial, import_optuna, run_trials
 
 if TYPE_CHECKING:
@@ -282,6 +281,10 @@ class Tuned(Search):
                 found += [replace(spec, training=training, stage=TUNED) for spec in tuned]
         return found
 
+    def write(self, folder: Path, fits: Sequence[Fit], chosen: str | None) -> dict[str, Any]:
+        """Write the results of a run that predicts with the tuned readout."""
+        return super().write(folder, fits, self.chosen)
+
     def finish(self, folder: Path, averages: Averages, chosen: str) -> dict[str, Any]:
         """Return the best options, and what they gained over the defaults on the test part."""
         return {
@@ -371,27 +374,21 @@ def tune(
         search_seed=search_seed,
         prune=prune,
     )
-    options.start(search)
-    with (
-        open_run_folder(
-            out, search.plan(), config=options.config, overwrite=options.overwrite
-        ) as output,
-        notebook_bar("trials", watched=on_trial is not None) as update,
-    ):
-        if update is not None:
-            on_trial = lambda trial, best, done, total: update(done, total)  # noqa: E731
-        found = run_trials(
-            search,
-            output.folder,
-            trials=trials,
-            options=options,
-            storage=storage,
-            on_trial=on_trial,
-        )
+
+    def run_search(folder: Path) -> Tuned:
+        with notebook_bar("trials", watched=on_trial is not None) as update:
+            shown = on_trial
+            if update is not None:
+                shown = lambda trial, best, done, total: update(done, total)  # noqa: E731
+            found = run_trials(
+                search, folder, trials=trials, options=options, storage=storage, on_trial=shown
+            )
         best = best_trial(search, found)
         if best is None:
             reasons = "; ".join(dict.fromkeys(trial.reason for trial in found if trial.reason))
             raise ConfigError(f"{out}: found no trial with a score ({reasons}), expected one")
         tuned = Tuned(**vars(search), trials=found, best=best)
-        _keep_best(tuned, output.folder)
-        return finish_experiment(tuned, output, chosen=tuned.chosen, options=options)
+        _keep_best(tuned, folder)
+        return tuned
+
+    return run_experiment(search, out, chosen=None, options=options, first=run_search)

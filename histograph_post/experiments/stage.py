@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,7 +44,7 @@ from .results import (
     write_chosen_head,
     write_predictions,
 )
-from .workers import FitJob
+from .workers import FitJob, Watcher
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,12 @@ def _write_metrics(folder: Path, fits: Sequence[Fit]) -> None:
 
 
 def run_experiment(
-    stage: Stage, out: str | Path, *, chosen: str | None, options: ExperimentOptions
+    stage: Stage,
+    out: str | Path,
+    *,
+    chosen: str | None,
+    options: ExperimentOptions,
+    first: Callable[[Path], Stage] | None = None,
 ) -> Run:
     """Train every readout on every fold with every seed; resume what a killed run left.
 
@@ -227,6 +232,8 @@ def run_experiment(
         out: The run folder.
         chosen: The readout whose fits the run predicts with; None for the best by validation.
         options: Where the fits run and how many at once; the rest is part of the stage.
+        first: Does what decides which fits these are, in the run's folder, and returns the stage
+            that has them: a search tries its options there.
     """
     options.start(stage)
     if options.backend == "loky":
@@ -239,19 +246,20 @@ def run_experiment(
     with open_run_folder(
         out, stage.plan(), config=options.config, overwrite=options.overwrite, shared=shared
     ) as output:
-        run = finish_experiment(stage, output, chosen=chosen, options=options, shared=shared)
+        decided = stage if first is None else first(output.folder)
+        run = _finish(decided, output, chosen=chosen, options=options, shared=shared)
     if ranks is not None:
         ranks.from_first()  # None: there are no more fits
     return run
 
 
-def finish_experiment(
+def _finish(
     stage: Stage,
     output: OutputFolder,
     *,
     chosen: str | None,
     options: ExperimentOptions,
-    shared: bool = False,
+    shared: bool,
 ) -> Run:
     """Do what is left of a run, in its folder; the arguments are those of :func:`run_experiment`.
 
@@ -265,11 +273,11 @@ def finish_experiment(
     mine = planned[number::count]
     with ExitStack() as stack:
         on_epoch = stack.enter_context(options.watching())
-        watched = _Watched(stage, mine, replace(options, on_epoch=on_epoch))
-        runner = FitRunner(stage, planned=stage.num_planned, options=options, expected=len(mine))
         locks = stack.enter_context(ExitStack()) if shared else None
-        stack.enter_context(runner)
-        runner.run([_WatchedJob(spec, folder, watched, locks) for spec in mine])
+        watched = _Watched(stage, mine, replace(options, on_epoch=on_epoch), locks)
+        planned_fits, expected = stage.num_planned, len(mine)
+        runner = FitRunner(stage, watched, planned=planned_fits, options=options, expected=expected)
+        stack.enter_context(runner).run([FitJob(spec, folder) for spec in mine])
     for spec in planned:
         if spec.folder not in watched.fits:
             with suppress(BrokenFitError):  # fitted again by the job whose share it is
@@ -292,22 +300,56 @@ def finish_experiment(
     return Run.open(output.target)
 
 
-class _Watched:
-    """The fits of an experiment that are done or running, and the callbacks that report them."""
+class _Watched(Watcher):
+    """The fits of an experiment that are done or running, and the callbacks that report them.
 
-    def __init__(self, stage: Stage, planned: list[FitSpec], options: ExperimentOptions) -> None:
-        self.stage, self.options = stage, options
+    Args:
+        locks: Holds the locks of fits, if other processes may do the same ones.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        planned: list[FitSpec],
+        options: ExperimentOptions,
+        locks: ExitStack | None,
+    ) -> None:
+        self._stage, self._options, self._locks = stage, options, locks
         self._planned, self._total = planned, len(planned)
         self._shares: dict[Path, float] = {}
+        self._locked: dict[Path, OutputLock] = {}
         #: Those that are done, by their folder.
         self.fits: dict[Path, Fit] = {}
 
-    def epoch_done(self, spec: FitSpec, share_done: float, measured: Mapping[str, float]) -> None:
+    def begin(self, job: FitJob) -> bool:
+        """Lock a fit; whether to do it, and not another process that has it or has done it."""
+        place = job.spec.folder
+        if self._locks is None or place in self._locked:
+            return True
+        lock = OutputLock(job.folder / self._stage.place(job.spec))
+        try:
+            self._locks.enter_context(lock)
+        except OutputInUseError:
+            if self._options.fits is not None:
+                return False
+            raise
+        self._locked[place] = lock
+        with suppress(BrokenFitError):
+            found = self._stage.find(job.spec, job.folder)
+            if found is not None:
+                self.done(job, found)
+                return False
+        return True
+
+    def epoch_done(
+        self, job: FitJob, share_done: float, log: Sequence[Mapping[str, float]]
+    ) -> None:
         """Report an epoch."""
+        spec = job.spec
         self._shares[spec.folder] = share_done
-        if self.options.on_epoch is not None:
+        if self._options.on_epoch is not None:
             place = (spec.name, spec.fold, spec.seed, sum(self._shares.values()), self._total)
-            self.options.on_epoch(FitProgress(*place, share_done, self._left(), measured))
+            self._options.on_epoch(FitProgress(*place, share_done, self._left(), log[-1]))
 
     def _left(self) -> dict[str, float]:
         left: dict[str, float] = {}
@@ -315,55 +357,15 @@ class _Watched:
             left[spec.name] = left.get(spec.name, 0.0) + 1 - self._shares.get(spec.folder, 0.0)
         return left
 
-    def done(self, fit: Fit) -> None:
+    def done(self, job: FitJob, fit: Fit) -> None:
         """Record and report a fit that is done."""
-        self._shares[fit.spec.folder] = 1.0
-        self.fits[fit.spec.folder] = fit
-        if self.options.on_fit is not None:
-            self.options.on_fit(fit, len(self.fits), self._total)
+        place = job.spec.folder
+        if place in self._locked:
+            self._locked[place].__exit__()
+        self._shares[place] = 1.0
+        self.fits[place] = fit
+        if self._options.on_fit is not None:
+            self._options.on_fit(fit, len(self.fits), self._total)
 
-
-class _WatchedJob(FitJob):
-    """A fit of an experiment.
-
-    Args:
-        locks: Holds its lock, if other processes may do the same fit.
-    """
-
-    def __init__(
-        self, spec: FitSpec, folder: Path, watched: _Watched, locks: ExitStack | None
-    ) -> None:
-        super().__init__(spec, folder)
-        self._watched, self._locks = watched, locks
-        self._lock: OutputLock | None = None
-
-    def begin(self) -> bool:
-        """Lock the fit; whether to do it, and not another process that has it or has done it."""
-        if self._locks is None or self._lock is not None:
-            return True
-        stage = self._watched.stage
-        lock = OutputLock(self.folder / stage.place(self.spec))
-        try:
-            self._locks.enter_context(lock)
-        except OutputInUseError:
-            if self._watched.options.fits is not None:
-                return False
-            raise
-        self._lock = lock
-        with suppress(BrokenFitError):
-            found = stage.find(self.spec, self.folder)
-            if found is not None:
-                self.done(found)
-                return False
-        return True
-
-    def epoch_done(self, share_done: float, log: Sequence[Mapping[str, float]]) -> None:
-        self._watched.epoch_done(self.spec, share_done, log[-1])
-
-    def done(self, fit: Fit) -> None:
-        if self._lock is not None:
-            self._lock.__exit__()
-        self._watched.done(fit)
-
-    def broken(self, reason: str) -> None:
-        self._watched.options.note(f"{reason}; fitted again")
+    def broken(self, job: FitJob, reason: str) -> None:
+        self._options.note(f"{reason}; fitted again")

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ConfigError, MissingExtraError
-from ..runs.fits import Fit, FitSpec
+from ..runs.fits import Fit
 from ..runs.run import STUDY_NAME, TRIAL_FITS_NAME, TRIALS_NAME
 from ..utils.decoding import json_sha256
 from ..utils.files import write_bytes, write_text
 from .options import ExperimentOptions, FitProgress
 from .parallel import FitRunner
-from .workers import FitJob
+from .workers import FitJob, Watcher
 
 if TYPE_CHECKING:
     import optuna
@@ -160,17 +160,17 @@ def run_trials(
     Args:
         trials: In all.
     """
-    running = _SearchRun(search, folder, storage, trials, options.on_epoch, on_trial)
+    running = _Trials(search, folder, storage, trials, options.on_epoch, on_trial)
     per_trial = len(search.folds) * len(search.trial_seeds)
-    expected = running.num_left * per_trial
-    with FitRunner(search, planned=ROUND * per_trial, options=options, expected=expected) as runner:
+    planned, expected = ROUND * per_trial, running.num_left * per_trial
+    with FitRunner(search, running, planned=planned, options=options, expected=expected) as runner:
         while running.num_left > 0:
             runner.run(running.next_round())
     shutil.rmtree(folder / TRIAL_FITS_NAME, ignore_errors=True)
     return list(running.over.values())
 
 
-class _SearchRun:
+class _Trials(Watcher):
     """The trials of a search that are over, and those of the current round.
 
     The arguments are those of :func:`run_trials`.
@@ -190,6 +190,7 @@ class _SearchRun:
         self._shared = storage is not None
         self._study = open_study(search, folder, storage)
         self._round: list[_TrialRun] = []
+        self._run_of: dict[FitJob, _TrialRun] = {}
         #: Trials that are over, by optuna's number.
         self.over = trials_over(self._study)
         self._write_table()
@@ -199,13 +200,16 @@ class _SearchRun:
         """Trials that are left to run, 0 or less for none."""
         return self._total - len(self.over)
 
-    def next_round(self) -> list[_TrialJob]:
+    def next_round(self) -> list[FitJob]:
         """Choose what is tried next; return the fits of those trials."""
         # The rest of a round that was killed, or cut short by the number of trials.
         count = min(ROUND - len(self.over) % ROUND, self.num_left)
         numbers = range(len(self.over), len(self.over) + count)
-        self._round = [_TrialRun(self, self._ask(number), number) for number in numbers]
-        return [job for run in self._round for job in run.jobs]
+        self._round = [
+            _TrialRun(self.search, self.folder, self._ask(number), number) for number in numbers
+        ]
+        self._run_of = {job: run for run in self._round for job in run.jobs}
+        return list(self._run_of)
 
     def _ask(self, number: int) -> optuna.Trial:
         """Return what to try as trial ``number``.
@@ -227,15 +231,40 @@ class _SearchRun:
             study.enqueue_trial(search.defaults(), skip_if_exists=True)
         return study.ask({name: choice.distribution() for name, choice in search.space.items()})
 
-    def epoch_done(self, run: _TrialRun, job: _TrialJob, measured: Mapping[str, float]) -> None:
-        """Report an epoch."""
+    def wanted(self, job: FitJob) -> bool:
+        """Whether the trial of a fit has not ended early."""
+        return not self._run_of[job].is_over
+
+    def epoch_done(
+        self, job: FitJob, share_done: float, log: Sequence[Mapping[str, float]]
+    ) -> None:
+        """Report an epoch; prune the trial if its first fit is worse than the median."""
+        run = self._run_of[job]
+        run.shares[job] = share_done
         if self._on_epoch is not None:
             done = len(self.over) + sum(other.share_done for other in self._round if not other.told)
             place = (f"trial {run.number}", job.spec.fold, job.spec.seed, done, self._total)
             left = {"trials": (self._total - done) * len(run.jobs)}
-            self._on_epoch(FitProgress(*place, job.share_done, left, measured))
+            self._on_epoch(FitProgress(*place, share_done, left, log[-1]))
+        run.report(job, log)
+        self._tell()
 
-    def trial_over(self) -> None:
+    def done(self, job: FitJob, fit: Fit) -> None:
+        """Add the score of a fit."""
+        run = self._run_of[job]
+        run.shares[job] = 1.0
+        run.report(job, fit.log)
+        run.scores[job] = fit.scores["valid"].get(self.search.task.metric, math.nan)
+        self._tell()
+
+    def failed(self, job: FitJob, error: Exception) -> None:
+        """Let the trial fail if its options do not go together."""
+        if not isinstance(error, ConfigError):
+            raise error
+        self._run_of[job].reason = str(error)
+        self._tell()
+
+    def _tell(self) -> None:
         """Report trials in their order, as soon as those before them are over."""
         for run in self._round:
             if not run.is_over:
@@ -263,25 +292,26 @@ class _SearchRun:
 class _TrialRun:
     """A running trial: a fit per fold and seed, all of which end if the first one is pruned."""
 
-    def __init__(self, searching: _SearchRun, trial: optuna.Trial, number: int) -> None:
-        search = searching.search
-        self.number = number
+    def __init__(self, search: Search, folder: Path, trial: optuna.Trial, number: int) -> None:
+        self.number, self._trial, self._task = number, trial, search.task
         #: Whether the study knows its outcome.
         self.told = False
-        self._trial, self._searching, self._task = trial, searching, search.task
         head, training = search.options_for(trial.params)
         tried_alone = replace(
             search, heads=(head,), training=training, lrs={}, seeds=search.trial_seeds
         )
         # Named by its options, too, so that a trial that was killed resumes its own fits.
         tried = json_sha256(dict(trial.params), "trial")
-        self._folder = searching.folder / TRIAL_FITS_NAME / f"{number}-{tried[:16]}"
+        self._folder = folder / TRIAL_FITS_NAME / f"{number}-{tried[:16]}"
         plan = json_sha256([search.plan(), tried], "trial")
-        specs = [replace(spec, plan=plan) for spec in tried_alone.fits()]
-        self.jobs = [_TrialJob(spec, self._folder, self) for spec in specs]
+        self.jobs = [FitJob(replace(spec, plan=plan), self._folder) for spec in tried_alone.fits()]
+        #: The share of the epochs of each fit that are over.
+        self.shares = dict.fromkeys(self.jobs, 0.0)
+        #: The validation scores of fits that are done.
+        self.scores: dict[FitJob, float] = {}
         self._pruned = False
         #: Why it failed.
-        self._reason: str | None = None
+        self.reason: str | None = None
         #: Epochs of the first fit that were reported, and the best score among them.
         self._reported = 0
         self._best: float | None = None
@@ -289,34 +319,15 @@ class _TrialRun:
     @property
     def is_over(self) -> bool:
         """Whether nothing is left to do."""
-        ended_early = self._pruned or self._reason is not None
-        return ended_early or all(job.score is not None for job in self.jobs)
+        return self._pruned or self.reason is not None or len(self.scores) == len(self.jobs)
 
     @property
     def share_done(self) -> float:
         """The share of the trial that is over."""
-        return 1.0 if self.is_over else statistics.fmean(job.share_done for job in self.jobs)
+        return 1.0 if self.is_over else statistics.fmean(self.shares.values())
 
-    def epoch_done(self, job: _TrialJob, log: Sequence[Mapping[str, float]]) -> None:
-        """Report an epoch; prune the trial if its first fit is worse than the median."""
-        self._searching.epoch_done(self, job, log[-1])
-        self._report(job, log)
-
-    def fit_done(self, job: _TrialJob, fit: Fit) -> None:
-        """Add the score of a fit."""
-        self._report(job, fit.log)
-        if not self._pruned:
-            job.score = fit.scores["valid"].get(self._task.metric, math.nan)
-            if self.is_over:
-                self._searching.trial_over()
-
-    def fail(self, reason: str) -> None:
-        """End the trial, whose options do not go together."""
-        self._reason = reason
-        self._searching.trial_over()
-
-    def _report(self, job: _TrialJob, log: Sequence[Mapping[str, float]]) -> None:
-        """Report the best score of the first fit after each of these epochs, once."""
+    def report(self, job: FitJob, log: Sequence[Mapping[str, float]]) -> None:
+        """Report the best score of the first fit after each of these epochs, once; or prune."""
         if job is not self.jobs[0]:
             return
         better = max if self._task.higher_is_better else min
@@ -332,21 +343,20 @@ class _TrialRun:
                 self._trial.report(self._best, epoch)
             if self._trial.should_prune():
                 self._pruned = True
-                self._searching.trial_over()
                 return
 
     def tell(self, study: optuna.Study) -> int:
         """Tell the study the outcome; return the trial's number there."""
         states = import_optuna().trial.TrialState
         score, state = None, states.PRUNED if self._pruned else states.FAIL
-        if not self._pruned and self._reason is None:
-            score = statistics.fmean(job.score for job in self.jobs if job.score is not None)
+        if not self._pruned and self.reason is None:
+            score = statistics.fmean(self.scores.values())
             if math.isfinite(score):
                 state = states.COMPLETE
             else:
-                score, self._reason = None, f"validation {self._task.metric} is not finite"
-        if self._reason is not None:
-            self._trial.set_user_attr(REASON, self._reason)
+                score, self.reason = None, f"validation {self._task.metric} is not finite"
+        if self.reason is not None:
+            self._trial.set_user_attr(REASON, self.reason)
         told = self._trial.study.tell(self._trial, score, state=state)
         self.told = True
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -354,34 +364,3 @@ class _TrialRun:
             return int(told.number)
         study.add_trial(told)
         return int(study.get_trials(deepcopy=False)[-1].number)
-
-
-class _TrialJob(FitJob):
-    """A fit of a trial."""
-
-    def __init__(self, spec: FitSpec, folder: Path, run: _TrialRun) -> None:
-        super().__init__(spec, folder)
-        self._run = run
-        #: The share of its epochs that are over.
-        self.share_done = 0.0
-        #: Its validation score, once it is done.
-        self.score: float | None = None
-
-    @property
-    def wanted(self) -> bool:
-        """Whether the trial has not ended early."""
-        return not self._run.is_over
-
-    def epoch_done(self, share_done: float, log: Sequence[Mapping[str, float]]) -> None:
-        self.share_done = share_done
-        self._run.epoch_done(self, log)
-
-    def done(self, fit: Fit) -> None:
-        self.share_done = 1.0
-        self._run.fit_done(self, fit)
-
-    def failed(self, error: Exception) -> None:
-        """Let the trial fail if its options do not go together."""
-        if not isinstance(error, ConfigError):
-            raise error
-        self._run.fail(str(error))

@@ -17,6 +17,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -59,22 +60,28 @@ def limited_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@dataclass(frozen=True, eq=False)
 class FitJob:
-    """A fit to do, and what to call with its outcome; the folder is the run's."""
+    """A fit to do; the folder is the run's."""
 
-    def __init__(self, spec: FitSpec, folder: Path) -> None:
-        self.spec, self.folder = spec, folder
+    spec: FitSpec
+    folder: Path
 
-    @property
-    def wanted(self) -> bool:
-        """Whether it is still of use; one that is not is stopped after its epoch."""
+
+class Watcher:
+    """What is told of fits as they are done, and decides whether they are."""
+
+    def wanted(self, job: FitJob) -> bool:
+        """Whether a fit is still of use; one that is not is stopped after its epoch."""
         return True
 
-    def begin(self) -> bool:
+    def begin(self, job: FitJob) -> bool:
         """Whether to do it now; called before it starts, and before it is resumed elsewhere."""
-        return self.wanted
+        return self.wanted(job)
 
-    def epoch_done(self, share_done: float, log: Sequence[Mapping[str, float]]) -> None:
+    def epoch_done(
+        self, job: FitJob, share_done: float, log: Sequence[Mapping[str, float]]
+    ) -> None:
         """Called after every epoch.
 
         Args:
@@ -82,13 +89,13 @@ class FitJob:
             log: What was measured since the last call, in epochs before a kill, too.
         """
 
-    def done(self, fit: Fit) -> None:
+    def done(self, job: FitJob, fit: Fit) -> None:
         """Called with the result."""
 
-    def broken(self, reason: str) -> None:
+    def broken(self, job: FitJob, reason: str) -> None:
         """Called if a result is there that cannot be used: it is fitted again."""
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, job: FitJob, error: Exception) -> None:
         """Called if there will be no result."""
         raise error
 
@@ -103,7 +110,7 @@ def epoch_reporter(
     """Return a callback that reports every epoch of a fit once, and stops the fit when asked to.
 
     Args:
-        report: See :meth:`FitJob.epoch_done`.
+        report: See :meth:`Watcher.epoch_done`, of this fit.
         stops: Called with the share of the epochs that are over.
     """
     reported = 0
@@ -125,7 +132,8 @@ class CannotSendError(Exception):
 class Worker:
     """Another process that does fits, one after the other."""
 
-    def __init__(self, threads: int, device: torch.device) -> None:
+    def __init__(self, threads: int, device: torch.device, watcher: Watcher) -> None:
+        self._watcher = watcher
         #: The fit that it is training.
         self.job: FitJob | None = None
         context = get_context("loky")
@@ -157,7 +165,7 @@ class Worker:
 
     def stop_if_unwanted(self) -> None:
         """Stop a fit that is no longer of use after its epoch."""
-        if self.job is not None and not self.job.wanted:
+        if self.job is not None and not self._watcher.wanted(self.job):
             self._send(pickle.dumps(None))
 
     def receive(self) -> None:
@@ -167,8 +175,8 @@ class Worker:
         assert job is not None  # an idle process reports nothing
         if what != "epoch_done":
             self.job = None
-        if job.wanted and what != "stopped":
-            getattr(job, what)(*values)
+        if self._watcher.wanted(job) and what != "stopped":
+            getattr(self._watcher, what)(job, *values)
 
     def close(self) -> None:
         """End the process, in the middle of a fit if need be: what is saved of that stays."""
@@ -265,7 +273,7 @@ def _fit(
     send: Callable[[Any], None],
     unwanted: threading.Event,
 ) -> tuple[Any, ...]:
-    """Do a fit; return the name of the :class:`FitJob` method to call, and its arguments."""
+    """Do a fit; return the name of the :class:`Watcher` method to call, and its arguments."""
     spec, folder, shared = request
     watch = epoch_reporter(
         lambda share_done, log: send(("epoch_done", share_done, log)), lambda _: unwanted.is_set()
