@@ -91,9 +91,10 @@ def output_width(model: nn.Module, dataset: GraphDataset, task: Task) -> int:
 
 
 @dataclass(frozen=True)
-class CachedBackbones:
-    """The backbones of some caches, one or one per fold, and the data they ran on."""
+class Backbones:
+    """Backbones of one model, the data they run on, and their layers."""
 
+    #: Before training: one, or one per fold; none if each fit starts at random weights of its own.
     models: tuple[nn.Module, ...]
     dataset: GraphDataset
     #: The model and the data as the user names them.
@@ -102,7 +103,7 @@ class CachedBackbones:
     #: The layers that are captured of each.
     capture: CapturePlan
     #: Whether the models were handed over, not built from their specification.
-    in_memory: bool
+    in_memory: bool = False
 
     # Another process rebuilds the models: a class from a user's file cannot be imported there.
     def __getstate__(self) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def load_backbones(
     checkpoint: Path | None,
     key_map: Path | None,
     trust: bool,
-) -> CachedBackbones:
+) -> Backbones:
     """Rebuild the models of the caches, with the cached weights, and load the cached data."""
     known = [SavedBackbone.of_cache(cache) for cache in caches]
     for saved in known[1:]:
@@ -170,7 +171,7 @@ def load_backbones(
         )
         for saved, file in zip(known, files, strict=True)
     ]
-    return CachedBackbones(
+    return Backbones(
         tuple(module.eval() for module in built),
         dataset,
         models[0],
@@ -221,12 +222,7 @@ class BackboneStage(ReadoutStage):
 
     head: HeadSpec
     options: BackboneOptions
-    dataset: GraphDataset
-    #: The model and the data as the user names them.
-    model_spec: ModelSpec
-    data_spec: DataSpec
-    #: The layers that are captured of a backbone.
-    capture: CapturePlan
+    backbones: Backbones
     #: Layer of each of its parameters, from :func:`~.unfreezing.layers_of_parameters`.
     layers: Mapping[str, int]
 
@@ -251,7 +247,7 @@ class BackboneStage(ReadoutStage):
             place = folder / fold_name(number)
             place.mkdir(exist_ok=True)
             copy_file(folder / best.spec.folder / MODEL_NAME, place / MODEL_NAME)
-            specs = (self.model_spec, self.data_spec)
+            specs = (self.backbones.model, self.backbones.data)
             save_fold(place, best, best.spec.head, *specs, self.splits)
         return {}
 
@@ -260,7 +256,9 @@ class BackboneStage(ReadoutStage):
         assert fit.backbone is not None  # of a fit with a head
         before, saved = self.start(fit.spec, folder)
         weights = folder / fit.spec.folder / MODEL_NAME
-        code = write_provenance(folder, before, weights, self.capture, self.dataset)
+        code = write_provenance(
+            folder, before, weights, self.backbones.capture, self.backbones.dataset
+        )
         sha256 = fit.backbone["weights_sha256"]
         model = replace(saved.model, checkpoint=Path(MODEL_NAME), weights_sha256=sha256)
         return replace(saved, model=model, in_run=True, provenance=code).to_json(folder)
@@ -281,12 +279,12 @@ class BackboneStage(ReadoutStage):
         ``before`` is the backbone before training, which stays as it is.
         """
         options, backbone = self.options, copy.deepcopy(before)
-        unfreezing = Unfreezing(backbone, self.layers, len(self.capture.points), options)
+        unfreezing = Unfreezing(backbone, self.layers, len(self.backbones.capture.points), options)
         if options.checkpoint_layers:
-            checkpoint_layers(backbone, self.capture)
+            checkpoint_layers(backbone, self.backbones.capture)
         network = HistoryNetwork(
             backbone,
-            self.capture,
+            self.backbones.capture,
             head,
             standardizer,
             statistics=options.bn,
@@ -299,7 +297,7 @@ class BackboneStage(ReadoutStage):
             raise ConfigError(f"head {spec.head!r}: found no trainable parameters, expected some")
         trainer = Trainer(
             network,
-            GraphBatches(self.dataset, self.task, device, current_ranks()),
+            GraphBatches(self.backbones.dataset, self.task, device, current_ranks()),
             self.splits.folds[spec.fold],
             self.task,
             spec.training,

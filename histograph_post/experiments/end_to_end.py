@@ -32,7 +32,7 @@ from ..runs.saved_backbone import SavedBackbone
 from ..runs.verdict import OWN
 from ..training.loop import OnEpoch
 from ..training.networks import statistics_of
-from .backbones import BackboneStage, untrained_model
+from .backbones import Backbones, BackboneStage, untrained_model
 from .options import ExperimentOptions, HeadSpec, with_keywords
 from .pretraining import Pretraining, plan_pretraining
 from .results import scores_of
@@ -59,7 +59,7 @@ class EndToEnd(BackboneStage):
             "stage": self.STAGE,
             "seeds": list(self.seeds),
             "head": self.head.to_json(),
-            "capture": self.capture.to_json(),
+            "capture": self.backbones.capture.to_json(),
             "backbone": asdict(self.options),
             "baseline": self.baseline,
             "normalize": self.normalize,
@@ -95,13 +95,15 @@ class EndToEnd(BackboneStage):
             trainer = self.pretraining.trainer(model, spec, device)
             return train_fit(spec, trainer, folder / spec.folder, head=None, on_epoch=on_epoch)
         torch.manual_seed(spec.seed)
-        head = build_head(spec.head, self.capture.widths, task.out_dim, task.level, **spec.options)
-        norm = EachLayerNorm(self.capture.widths) if self.normalize else None
+        head = build_head(
+            spec.head, self.backbones.capture.widths, task.out_dim, task.level, **spec.options
+        )
+        norm = EachLayerNorm(self.backbones.capture.widths) if self.normalize else None
         return self.fit_network(spec, model, head, norm, folder, device=device, on_epoch=on_epoch)
 
     def notes(self) -> list[str]:
         """Return notes on the data and the layers, and what cannot be scored."""
-        return [*self.dataset.notes, *self.capture.notes, *super().notes()]
+        return [*self.backbones.dataset.notes, *self.backbones.capture.notes, *super().notes()]
 
     def own_scores(self, fits: Sequence[Fit], labels: np.ndarray) -> dict[Key, float]:
         """Return the test score of each backbone that was trained with its own readout."""
@@ -118,16 +120,18 @@ class EndToEnd(BackboneStage):
     def start(self, spec: FitSpec, folder: Path) -> tuple[nn.Module, SavedBackbone]:
         """Return a backbone with random weights, and how to build it again."""
         width, filled = self.pretraining.labels_width, dict[str, Any]()
-        model = untrained_model(self.model_spec, self.dataset, width, seed=spec.seed, filled=filled)
+        model = untrained_model(
+            self.backbones.model, self.backbones.dataset, width, seed=spec.seed, filled=filled
+        )
         saved = SavedBackbone(
             file=folder / HEAD_CONFIG_NAME,
             model=replace(
-                self.model_spec,
+                self.backbones.model,
                 out_dim=None if self.task.level == "link" else width,
                 filled=filled,
             ),
-            data=DataSpec.of(self.dataset, self.data_spec.args),
-            capture=self.capture,
+            data=DataSpec.of(self.backbones.dataset, self.backbones.data.args),
+            capture=self.backbones.capture,
             cache=folder,
         )
         return model, saved
@@ -183,10 +187,7 @@ def plan_end_to_end(
         pretraining=given,
         head=head,
         options=backbone,
-        dataset=given.dataset,
-        model_spec=given.model_spec,
-        data_spec=given.data_spec,
-        capture=capture,
+        backbones=Backbones((), given.dataset, given.model_spec, given.data_spec, capture),
         layers=reached,
         baseline=baseline,
         normalize=normalize,

@@ -32,7 +32,7 @@ from ..runs.saved_backbone import SavedBackbone
 from ..training.loaded_cache import SharedRows
 from ..training.loop import OnEpoch
 from ..utils.files import sha256_file
-from .backbones import BackboneStage, CachedBackbones, load_backbones
+from .backbones import BackboneStage, load_backbones
 from .folds import load_folds, open_caches
 from .head_fits import make_head, share_rows
 from .head_training import Experiment, plan_experiment
@@ -113,7 +113,6 @@ class Finetuning(BackboneStage):
 
     #: The head stage on the same caches: its folds, and the baselines on the frozen backbone.
     frozen: Experiment
-    backbones: CachedBackbones
     #: The run whose heads are trained further; None for fresh ones.
     source: Run | None
     #: Notes on what is not trained.
@@ -198,11 +197,13 @@ class Finetuning(BackboneStage):
     def trainable(self) -> ParameterCounts:
         """Count what training may change, refusing what cannot be trained."""
         backbone = copy.deepcopy(self.backbones.models[0])
-        unfreezing = Unfreezing(backbone, self.layers, len(self.capture.points), self.options)
+        unfreezing = Unfreezing(
+            backbone, self.layers, len(self.backbones.capture.points), self.options
+        )
         if self.source is not None:
             head, _ = self.source.load_head()
         else:
-            widths, task = self.capture.widths, self.task
+            widths, task = self.backbones.capture.widths, self.task
             head = build_head(self.head.name, widths, task.out_dim, task.level, **self.head.options)
         return ParameterCounts.trainable(backbone, unfreezing, head)
 
@@ -295,10 +296,6 @@ def plan_finetuning(
         head=chosen,
         backbones=backbones,
         options=asked,
-        dataset=backbones.dataset,
-        model_spec=backbones.model,
-        data_spec=backbones.data,
-        capture=backbones.capture,
         layers=layers,
         source=run,
         calibrate=options.calibrate,
