@@ -37,7 +37,7 @@ from ..runs.predictions import (
 )
 from ..runs.records import head_entries
 from ..runs.run import HEAD_CONFIG_NAME, HEAD_NAME, MODEL_NAME, PREDICTIONS_NAME, member_prefix
-from ..runs.verdict import OWN, verdict_of
+from ..runs.verdict import OWN, by_validation, verdict_of
 from ..tasks import Task
 from ..utils.files import copy_file, load_tensors, save_tensors, write_json, write_text
 
@@ -118,18 +118,12 @@ def results(
 
 
 def rank_by_validation(task: Task, averages: Averages, fits: Sequence[Fit]) -> list[str]:
-    """Return readouts from the best validation score to the worst, their seeds averaged.
-
-    Ties go to fewer parameters; readouts without a validation score come last, in their order.
-    """
-    sign = -1 if task.higher_is_better else 1
-    parameters = {fit.spec.name: fit.num_parameters for fit in fits}
-
-    def place(name: str) -> tuple[float, int]:
+    """Return readouts from the best validation score to the worst, their seeds averaged."""
+    scored: dict[str, tuple[float | None, int]] = {}
+    for name, parameters in {fit.spec.name: fit.num_parameters for fit in fits}.items():
         scores = list(averages.scores(name, "valid").values())
-        return (sign * float(np.mean(scores)), parameters[name]) if scores else (np.inf, 0)
-
-    return sorted(parameters, key=place)
+        scored[name] = float(np.mean(scores)) if scores else None, parameters
+    return by_validation(scored, higher=task.higher_is_better)
 
 
 def best_by_validation(task: Task, averages: Averages, fits: Sequence[Fit]) -> str:

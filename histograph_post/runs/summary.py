@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +14,22 @@ from ..utils.decoding import read_toml_file
 from ..utils.specifications import Specification
 from ..utils.text import MISSING, folded_command, metric_name, plural
 from .run import CONFIG_NAME, Run, is_run
-from .verdict import OWN, reported, validation_of, verdict_of
+from .verdict import OWN, by_validation, reported, validation_of, verdict_of
 
 # --- the table of readouts, in the terminal and in the report
 
 
 def ranked_names(results: Mapping[str, Any]) -> list[str]:
-    """Return the readouts of a run, the best by validation first; ties go to fewer parameters.
+    """Return the readouts of a run, the best by validation first.
 
-    The checkpoint's own readout, which may have been trained on the validation part, comes before
-    them; readouts without a validation score come last.
+    A checkpoint's own readout without a score there comes before them.
     """
-    sign = -1 if results["higher_is_better"] else 1
-    readouts: Mapping[str, Any] = results["readouts"]
-
-    def place(name: str) -> tuple[bool, float, int]:
-        found = validation_of(readouts[name])
-        if found is None:
-            return name != OWN, inf, 0
-        return True, sign * float(found["mean"]), int(readouts[name]["num_parameters"])
-
-    return sorted(readouts, key=place)
+    scored: dict[str, tuple[float | None, int]] = {}
+    for name, row in results["readouts"].items():
+        valid = validation_of(row)
+        scored[name] = None if valid is None else valid["mean"], row["num_parameters"] or 0
+    names = by_validation(scored, higher=results["higher_is_better"])
+    return sorted(names, key=lambda name: name != OWN or scored[name][0] is not None)
 
 
 def bold_row(results: Mapping[str, Any]) -> tuple[str, str]:

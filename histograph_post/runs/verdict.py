@@ -190,6 +190,24 @@ def validation_of(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return reported(row).get("valid") or row.get("valid")
 
 
+def by_validation(readouts: Mapping[str, tuple[float | None, int]], *, higher: bool) -> list[str]:
+    """Return the names of readouts, the best by validation first: for tables and for choices.
+
+    Ties go to fewer parameters, and then to the first in the alphabet. Readouts without a
+    validation score come last, in their order.
+
+    Args:
+        readouts: The validation score and the number of parameters of each.
+        higher: Whether a higher score is better.
+    """
+
+    def place(name: str) -> tuple[float, int, str]:
+        score, parameters = readouts[name]
+        return (inf, 0, "") if score is None else (-score if higher else score, parameters, name)
+
+    return sorted(readouts, key=place)
+
+
 def _gains_nothing(results: Mapping[str, Any], name: str, other: str) -> bool:
     """Whether a readout has no better validation score than another; False if either has none."""
     found, than = (validation_of(results["readouts"][each]) for each in (name, other))

@@ -102,9 +102,8 @@ class TestOptions:
 
     def test_configuration_survives_json(self, toy: Any) -> None:
         head = toy.head((3, 6, 6), 2, normalization="signed", history_layers=2, mixing="delayed")
-        restored = HistoGraphConfig.from_json(json.loads(json.dumps(head.config())))
-        assert restored == head.options
-        again = HistoGraphHead(**restored.to_json()).double().eval()
+        again = HistoGraphHead(**json.loads(json.dumps(head.config()))).double().eval()
+        assert again.options == head.options
         again.load_state_dict(head.state_dict())
         history = toy.history((3, 6, 6), SIZES)
         assert torch.equal(again(history, toy.batch(SIZES)), head(history, toy.batch(SIZES)))
@@ -130,7 +129,6 @@ class TestOptions:
     @pytest.mark.parametrize(("before", "now"), [(True, "exact"), (False, "none")])
     def test_what_the_first_version_saved_is_read(self, before: bool, now: str) -> None:
         saved = {"in_dims": [3], "out_dim": 2, "node_attention": before}
-        assert HistoGraphConfig.from_json(saved).node_attention == now
         assert HistoGraphHead(**saved).config()["node_attention"] == now
 
     def test_auto_is_resolved_where_all_graphs_are_large(self) -> None:
@@ -139,14 +137,6 @@ class TestOptions:
         assert large == {"dim": 8, "node_attention": "landmark"}
         exact = {"node_attention": "exact"}
         assert resolve_auto(exact, EXACT_NODES + 1) == exact
-
-    def test_unknown_and_missing_names_are_refused(self) -> None:
-        for values, message in (
-            ({"in_dims": [3], "out_dim": 2, "depth": 3}, "found the unknown field 'depth'"),
-            ({"out_dim": 2}, "found no 'in_dims'"),
-        ):
-            with pytest.raises(ConfigError, match=message):
-                HistoGraphConfig.from_json(values)
 
     def test_repr(self) -> None:
         assert repr(HistoGraphHead([64] * 6, 2)) == "HistoGraphHead(6 x 64 -> 2)"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, fields
 from typing import Any, TypeAlias
 
 from ...errors import ConfigError
 from ...utils import LEVELS
-from ...utils.decoding import decode
 from ..history import DERIVED, STATISTICS, kept_dims
 from .layer_attention import LAYER_ATTENTIONS, NORMALIZATIONS
 from .node_attention import NODE_ATTENTIONS
@@ -173,14 +171,6 @@ class HistoGraphConfig:
     def to_json(self) -> dict[str, Any]:
         """Return plain values for a JSON file."""
         return {**asdict(self), "in_dims": list(self.in_dims)}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> HistoGraphConfig:
-        """Read what :meth:`to_json` wrote; unknown and missing names are refused."""
-        kind = values.get("node_attention", cls.node_attention)
-        if isinstance(kind, bool):
-            values = {**values, "node_attention": _FIRST_VERSION[kind]}
-        return decode(cls, values, "head configuration", error=ConfigError, defaults=True)
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, in order."""
