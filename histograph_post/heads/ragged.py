@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -153,6 +154,20 @@ class TracedGraphs(Graphs):
         counts = index.new_zeros(num_graphs).index_add(0, index, torch.ones_like(index))
         return cls(index, counts, np.empty(0, np.int64))
 
+    def padded(self) -> Layout:
+        """Lay all graphs out in one bucket, whose width the program finds when it runs.
+
+        The number of buckets, and the graphs in each, would be fixed in the program.
+        """
+        # At least 2: the tracer cannot tell whether attention is to broadcast a width of 1.
+        width = cast(int, self.counts.max().clamp(min=2).item())
+        torch._check(width >= 2)
+        nodes = torch.arange(self.index.size(0), device=self.index.device)  # [num_nodes]
+        starts = self.counts.cumsum(0) - self.counts  # [num_graphs]
+        slots = self.index * width + nodes - self.spread(starts)  # [num_nodes]
+        graphs = torch.arange(self.num_graphs, device=self.index.device)  # [num_graphs]
+        return Layout((Bucket(graphs, self.counts, width, nodes, slots),), slots)
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -164,6 +179,7 @@ class Bucket:
         width: Slots per graph: the largest size.
         nodes: Their nodes in the batch, graph by graph, ``[num_nodes]``.
         slots: Slot of each of these nodes in the flattened dense layout, ``[num_nodes]``.
+        full: Whether every slot is known to hold a node.
     """
 
     graphs: Tensor
@@ -171,6 +187,7 @@ class Bucket:
     width: int
     nodes: Tensor
     slots: Tensor
+    full: bool = False
 
     def occupied(self) -> Tensor:
         """Mark the slots that hold a node: ``[num_graphs, width]``."""
@@ -178,9 +195,9 @@ class Bucket:
 
     def pad(self, rows: Tensor) -> Tensor:
         """Lay rows of its nodes ``[num_nodes, D]`` out as ``[num_graphs, width, D]``, else zero."""
-        padded = rows.new_zeros(len(self.sizes) * self.width, *rows.shape[1:])
+        padded = rows.new_zeros(self.sizes.size(0) * self.width, *rows.shape[1:])
         padded = padded.index_copy(0, self.slots, rows)  # [slots, D]
-        return padded.view(len(self.sizes), self.width, *rows.shape[1:])
+        return padded.view(self.sizes.size(0), self.width, *rows.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -198,11 +215,11 @@ class Layout:
 
     def pad(self, rows: Tensor) -> list[Tensor]:
         """Lay rows ``[num_nodes, D]`` out as one ``[num_graphs, width, D]`` per bucket."""
-        sizes = [len(bucket.sizes) * bucket.width for bucket in self.buckets]
+        sizes = [bucket.sizes.size(0) * bucket.width for bucket in self.buckets]
         padded = rows.new_zeros(sum(sizes), rows.size(1)).index_copy(0, self.slots, rows)
         parts = padded.split(sizes) if len(sizes) > 1 else [padded]  # [slots of a bucket, D] each
         return [
-            part.view(len(bucket.sizes), bucket.width, -1)
+            part.view(bucket.sizes.size(0), bucket.width, -1)
             for bucket, part in zip(self.buckets, parts, strict=True)
         ]
 
@@ -223,6 +240,8 @@ def bucket_layout(
     in it, or another graph would make them more than ``capacity``. A graph of more than
     ``largest`` nodes always has a bucket of its own.
     """
+    if isinstance(graphs, TracedGraphs):
+        return graphs.padded()
     sizes = graphs.sizes
     descending = np.argsort(-sizes, kind="stable")[: int(np.count_nonzero(sizes))]
     sorted_sizes = sizes[descending]
@@ -252,7 +271,7 @@ def bucket_layout(
         first_slot += taken * width
     *sent, batch_slots = send([*parts, all_slots], graphs.index.device)
     buckets = [
-        Bucket(graphs=members, sizes=own, width=width, nodes=nodes, slots=slots)
+        Bucket(members, own, width, nodes, slots, full=len(members) == 1)
         for width, members, own, nodes, slots in zip(
             widths, sent[0::4], sent[1::4], sent[2::4], sent[3::4], strict=True
         )
@@ -299,7 +318,7 @@ def dense_adjacency(
         num_nodes: Number of nodes of the whole batch.
         dtype: Precision of the result.
     """
-    size, width, nodes = len(bucket.graphs), bucket.width, bucket.nodes
+    size, width, nodes = bucket.graphs.size(0), bucket.width, bucket.nodes
     slots = nodes.new_full((num_nodes,), -1)  # [num_nodes], -1 outside of the bucket
     slots[nodes] = bucket.slots
     source, target = slots[edge_index]  # [num_edges] each

@@ -97,6 +97,8 @@ def inputs_of(predictor: nn.Module, batch: Batch) -> tuple[object, Tensor]:
         ("node", {"zero_token": True, "layer_norm": True, "mixing": "delayed"}),
         ("link", {"normalization": "signed", "layer_heads": 1, "mix": "last"}),
         ("narrowing", {"history_layers": 2, "heads": 1, "node_attention": "landmark"}),
+        ("narrowing", {"head": "sopool"}),
+        ("binary", {"head": "dkepool-robust"}),
     ],
     ids=lambda value: value if isinstance(value, str) else ",".join(value),
 )

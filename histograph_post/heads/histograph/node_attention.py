@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -156,8 +156,6 @@ class NodeAttention(nn.Module):
     def _exact_contexts(self, nodes: Tensor, graphs: Graphs) -> Tensor:
         """Attend to all nodes of a graph: ``[num_nodes, dim]``."""
         projected = self.in_projection(nodes)  # [num_nodes, 3 * dim]
-        if torch.compiler.is_exporting():
-            return self._padded_contexts(projected, graphs)
         layout, kept = self._layout(graphs), self._kept_keys(graphs)
         if not layout.buckets:
             return nodes
@@ -177,11 +175,6 @@ class NodeAttention(nn.Module):
             kept = counts * (torch.rand_like(counts) >= self.key_dropout)  # [num_graphs, k]
             counts = torch.where(kept.any(1, keepdim=True), kept, counts)
         query, key, value, mask = self._by_landmarks(nodes, landmarks.rows, counts)
-        if torch.compiler.is_exporting():  # a query at a time, with the keys of its graph
-            found = self._attend(
-                query.unflatten(-1, (self.heads, 1, -1)), *map(graphs.spread, (key, value, mask))
-            )  # [num_nodes, heads, 1, d]
-            return found.flatten(1)
         layout = self._layout(graphs)
         if not layout.buckets:
             return nodes
@@ -300,17 +293,20 @@ class NodeAttention(nn.Module):
 
         It is minus infinity where there is no node, or one that was dropped, else 0.
         """
-        if kept is None and len(bucket.sizes) == 1:
+        if kept is None and bucket.full:
             return None
         dtype = self.in_projection.weight.dtype
         mask = torch.full(
-            (len(bucket.sizes) * bucket.width,), -math.inf, dtype=dtype, device=bucket.slots.device
+            (bucket.sizes.size(0) * bucket.width,),
+            -math.inf,
+            dtype=dtype,
+            device=bucket.slots.device,
         )
         if kept is None:
             mask.index_fill_(0, bucket.slots, 0.0)
         else:
             mask.index_copy_(0, bucket.slots, kept[bucket.nodes].to(dtype).log())
-        mask = mask.view(len(bucket.sizes), bucket.width)
+        mask = mask.view(bucket.sizes.size(0), bucket.width)
         if self.zero_token:
             mask = functional.pad(mask, (0, 1))  # [graphs, width + 1]
         return mask[:, None, None]
@@ -323,30 +319,6 @@ class NodeAttention(nn.Module):
     def _with_token(self, rows: Tensor) -> Tensor:
         """Append the zero token to keys or values ``[..., width, d]``, if there is one."""
         return functional.pad(rows, (0, 0, 0, 1)) if self.zero_token else rows
-
-    def _padded_contexts(self, projected: Tensor, graphs: Graphs) -> Tensor:
-        """Do what :meth:`contexts` does in an exported program, without dropout.
-
-        The number of buckets would be fixed in it, so all graphs are padded to the largest one,
-        whose size the program finds when it runs.
-        """
-        width = cast(int, graphs.counts.max().item())  # not known until the program runs
-        torch._check(width >= 1)
-        starts = graphs.counts.cumsum(0) - graphs.counts  # [num_graphs]
-        within = torch.arange(projected.size(0), device=projected.device) - graphs.spread(starts)
-        slots = graphs.index * width + within  # [num_nodes]
-        padded = projected.new_zeros(graphs.num_graphs * width, projected.size(1))
-        padded = padded.index_copy(0, slots, projected).view(graphs.num_graphs, width, -1)
-        query, key, value = self._heads(padded)  # [num_graphs, heads, width, d] each
-        occupied = torch.arange(width, device=slots.device) < graphs.counts.unsqueeze(-1)
-        if self.zero_token:
-            key, value = self._with_token(key), self._with_token(value)
-            occupied = functional.pad(occupied, (0, 1), value=True)  # [num_graphs, width + 1]
-        scores = query @ key.transpose(2, 3) / math.sqrt(query.size(-1))
-        scores = scores.masked_fill(~occupied[:, None, None], -math.inf)
-        context = scores.softmax(-1) @ value  # [num_graphs, heads, width, d]
-        context = context.transpose(1, 2).reshape(graphs.num_graphs * width, -1)
-        return context.index_select(0, slots)  # [num_nodes, dim]
 
     def extra_repr(self) -> str:
         """Describe the options in one line."""
