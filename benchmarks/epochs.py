@@ -16,10 +16,10 @@ from histograph_post.experiments.head_fits import make_head
 from histograph_post.heads.histograph import accelerate
 from histograph_post.runs.fits import FitSpec
 from histograph_post.tasks import infer_task
-from histograph_post.training.batches import GraphBatches, HeadBatches
+from histograph_post.training.batches import HeadBatches, HeadNetwork
 from histograph_post.training.loaded_cache import LoadedCache
 from histograph_post.training.loop import Progress, Source, Trainer
-from histograph_post.training.networks import HeadNetwork, HistoryNetwork
+from histograph_post.training.networks import GraphBatches, HistoryNetwork
 from histograph_post.training.options import TrainingOptions
 
 from . import head_steps

@@ -17,8 +17,7 @@ from torch_geometric.nn.aggr import GraphMultisetTransformer
 from torch_geometric.utils import scatter, to_dense_batch
 
 from histograph_post.heads.histograph import PAPER_FORM, HistoGraphHead, accelerate
-from histograph_post.training.batches import HeadInputs
-from histograph_post.training.networks import HeadNetwork
+from histograph_post.training.batches import HeadInputs, HeadNetwork
 
 from .measuring import Ratio, race, speedup
 from .workloads import GraphRows, Workloads

@@ -26,9 +26,8 @@ from ..runs.fits import Fit, FitSpec, named, train_fit
 from ..runs.run import MODEL_NAME, staged_name
 from ..runs.saved_backbone import SavedBackbone, write_provenance
 from ..tasks import Task
-from ..training.batches import GraphBatches
 from ..training.loop import OnEpoch, Trainer
-from ..training.networks import BackboneNetwork, HistoryNetwork, checkpoint_layers
+from ..training.networks import BackboneNetwork, GraphBatches, HistoryNetwork, checkpoint_layers
 from ..training.ranks import current_ranks
 from ..utils.files import copy_file, save_tensors
 from ..utils.specifications import IN_MEMORY

@@ -23,10 +23,9 @@ from ..heads.standardize import Standardizer
 from ..runs.fits import Fit, FitSpec, train_fit
 from ..splits import Split
 from ..tasks import TargetScale, Task
-from ..training.batches import HeadBatches
+from ..training.batches import HeadBatches, HeadNetwork
 from ..training.loaded_cache import LoadedCache, SharedRows
 from ..training.loop import OnEpoch, Trainer
-from ..training.networks import HeadNetwork
 from ..training.node_batches import NodeBatches, goes_by_nodes, whole_graph
 from ..training.solving import Solution, solve_linear
 from .rivals import fit_rival

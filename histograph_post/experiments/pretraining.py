@@ -29,9 +29,8 @@ from ..runs.run import MODEL_NAME, RESULTS_NAME, read_json
 from ..runs.verdict import OWN
 from ..splits import PARTS, Splits, resolve_splits
 from ..tasks import TargetScale, infer_task
-from ..training.batches import GraphBatches
 from ..training.loop import STATE_NAME, OnEpoch, Trainer, train_resumably
-from ..training.networks import BackboneNetwork
+from ..training.networks import BackboneNetwork, GraphBatches
 from ..training.options import TrainingOptions
 from ..training.ranks import current_ranks
 from ..utils.files import save_tensors

@@ -20,8 +20,7 @@ from ..heads.base import Readout
 from ..heads.registry import RIVALS, HeadInfo, build_head, head_info, head_name
 from ..heads.standardize import EachLayerNorm, Standardizer, head_behind
 from ..tasks import TargetScale, Task
-from ..training.batches import HeadInputs
-from ..training.networks import HeadNetwork
+from ..training.batches import HeadInputs, HeadNetwork
 from ..utils.files import load_tensors
 from ..utils.trust import trusted_code
 from .fits import FIT_NAME, read_fit

@@ -1,50 +1,167 @@
-"""The networks that are trained: a head, a backbone with a head over its history, or a backbone."""
+"""Backbones in training: batches of graphs, and the networks that read them.
+
+A backbone has a head over its history, or a readout of its own.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch_geometric.data import Batch
 
 from ..capture import Capture, CapturePlan
+from ..data import GraphDataset
+from ..data.batching import RowBatch, make_batch, to_device
+from ..data.labels import NonEdges
 from ..errors import ConfigError, ModelError
-from ..heads.histograph.accelerate import read_out
+from ..heads.ragged import Graphs
 from ..models import call_model, prediction
-from .batches import GraphInputs, HeadInputs
+from ..tasks import Task
+from ..utils.machine import pinned
+from .batches import HeadInputs, HeadNetwork, Negatives, RowBatches
+from .loop import Step
+from .ranks import Ranks
+
+# --- graphs in batches
 
 
-class HeadNetwork(nn.Module):
-    """A readout as the training loop calls it: on rows that are standardised already."""
+@dataclass(frozen=True)
+class GraphInputs:
+    """A batch of graphs, and which rows of the output are asked for."""
 
-    def __init__(self, head: nn.Module) -> None:
-        super().__init__()
-        self.head = head
+    batch: Batch
+    #: Output rows that have a label to compare with; None for all: ``[rows]``.
+    positions: Tensor | None = None
+    #: Node pairs to score, for links, negatives that were drawn for training last: ``[2, rows]``.
+    pairs: Tensor | None = None
+    #: Nodes of each graph, where the host knows them: ``[num_graphs]``.
+    sizes: np.ndarray | None = None
 
     @property
-    def aux_loss(self) -> Tensor | None:
-        """What the last forward pass adds to the loss, for readouts that have such a term."""
-        return getattr(self.head, "aux_loss", None)
+    def graphs(self) -> Graphs | None:
+        """Which graph each node belongs to, if the host knows the sizes."""
+        if self.sizes is None:
+            return None
+        return Graphs(self.batch.batch, self.batch.ptr.diff(), self.sizes)
 
-    def forward(self, inputs: HeadInputs) -> Tensor:
-        """Return an output for every row that is asked for: ``[rows, out_dim]``."""
-        given = {"statistics": inputs.statistics, "whole": inputs.whole}
-        outputs = read_out(
-            self.head,
-            inputs.history,
-            inputs.batch,
-            num_graphs=inputs.num_graphs,
-            edge_index=inputs.edge_index,
-            **{name: value for name, value in given.items() if value is not None},
+
+class GraphBatches(RowBatches):
+    """A :class:`~histograph_post.training.loop.Source` over the graphs of a data set.
+
+    Args:
+        dataset: The graphs.
+        task: What is predicted.
+        device: Where batches go.
+        ranks: Processes that train together: they split the graphs of every shuffled batch, and
+            take whole batches in turn otherwise.
+    """
+
+    def __init__(
+        self,
+        dataset: GraphDataset,
+        task: Task,
+        device: torch.device,
+        ranks: Ranks | None = None,
+    ) -> None:
+        if ranks is not None and len(dataset) < ranks.size:
+            raise ConfigError(
+                f"{dataset.spec}: found {len(dataset)} graphs and WORLD_SIZE={ranks.size}, expected"
+                " a graph for every process at least: the graphs of a batch are shared out"
+            )
+        super().__init__(dataset.labels(), dataset.label_ptr, task, device)
+        self.ranks = ranks
+        self._dataset = dataset
+        self._known_non_edges: dict[int, NonEdges] = {}
+
+    def batches(self, rows: np.ndarray, *, batch_size: int, seed: int | None) -> Iterator[Step]:
+        """Yield the rows in batches of at most ``batch_size`` graphs."""
+        dataset = self._dataset
+        for number, (members, drawn) in enumerate(self._members(rows, batch_size, seed)):
+            if self.ranks is not None and seed is None and number % self.ranks.size != self._rank:
+                continue
+            shares = self.ranks is not None and seed is not None
+            # In a batch with fewer graphs than ranks, the rest run the first without its labels.
+            stands_in = shares and len(members.graphs) <= self._rank
+            if shares:
+                members, drawn = self._part_of(members, drawn, 0 if stands_in else self._rank)
+            batch = make_batch([dataset.graphs[graph] for graph in members.graphs])
+            targets = self._targets[members.rows]  # [rows] or [rows, targets]
+            positions = pairs = None
+            if dataset.level == "node":
+                places = batch.ptr[members.owners] + torch.from_numpy(members.within)  # [rows]
+                positions = self._there(places)
+            elif dataset.level == "link":
+                found = self._pairs(batch, members)  # [2, rows]
+                if drawn is not None:
+                    found = torch.cat([found, drawn.pairs + batch.ptr[drawn.owners]], dim=1)
+                    targets = torch.cat([targets, targets.new_zeros(len(drawn.owners), 1)])
+                pairs = self._there(found)
+            if stands_in:
+                targets = torch.full_like(targets, -1 if targets.ndim == 1 else math.nan)
+            yield Step(
+                inputs=GraphInputs(
+                    to_device(batch, self._device), positions, pairs, batch.ptr.diff().numpy()
+                ),
+                targets=self._there(targets),
+                rows=members.rows[:0] if stands_in else members.rows,
+                missing=self._task.missing(targets),
+            )
+
+    @property
+    def _rank(self) -> int:
+        return 0 if self.ranks is None else self.ranks.rank
+
+    def _part_of(
+        self, members: RowBatch, drawn: Negatives | None, rank: int
+    ) -> tuple[RowBatch, Negatives | None]:
+        """Return a rank's part of a batch: every ``size``-th graph."""
+        assert self.ranks is not None
+        size, graphs = self.ranks.size, members.graphs[rank :: self.ranks.size]
+        if self._dataset.level == "graph":
+            return RowBatch(graphs, graphs, members.owners, members.within), None
+        inside = members.owners % size == rank  # [rows]
+        part = RowBatch(
+            graphs,
+            members.rows[inside],
+            members.owners[inside] // size,
+            members.within[inside],
         )
-        if inputs.pairs is not None:
-            scores: Tensor = self.head.score(outputs, inputs.pairs)  # type: ignore[operator]
-            return scores.unsqueeze(-1)  # [rows, 1]
-        return outputs if inputs.positions is None else outputs[inputs.positions]
+        if drawn is not None:
+            inside = drawn.owners % size == rank  # [negatives]
+            drawn = Negatives(
+                drawn.pairs[:, torch.from_numpy(inside)], drawn.owners[inside] // size
+            )
+        return part, drawn
+
+    def _there(self, values: Tensor) -> Tensor:
+        """Send values to the device; the host does not wait for it."""
+        return pinned(values, self._device).to(self._device, non_blocking=True)
+
+    def _pairs(self, batch: Batch, members: RowBatch) -> Tensor:
+        """Return the labelled pairs that a batch is asked for: ``[2, rows]``."""
+        counts = np.diff(self._dataset.label_ptr)[members.graphs]  # [num_graphs]
+        first = np.concatenate([[0], np.cumsum(counts)[:-1]])  # pair of each graph: [num_graphs]
+        pairs: Tensor = batch.edge_label_index[:, first[members.owners] + members.within]
+        return pairs
+
+    def _non_edges(self, graph: int) -> NonEdges:
+        if graph not in self._known_non_edges:
+            data = self._dataset.graphs[graph]
+            known = torch.cat([data.edge_label_index, data.edge_index], dim=1)  # [2, num_known]
+            self._known_non_edges[graph] = NonEdges(int(data.num_nodes), known.numpy())
+        return self._known_non_edges[graph]
+
+
+# --- networks
 
 
 class HistoryNetwork(nn.Module):

@@ -21,10 +21,9 @@ from histograph_post.experiments.head_training import train_head
 from histograph_post.heads.histograph import HistoGraphHead
 from histograph_post.models import build_model
 from histograph_post.tasks import infer_task
-from histograph_post.training.batches import HeadBatches
+from histograph_post.training.batches import HeadBatches, HeadNetwork
 from histograph_post.training.loaded_cache import LoadedCache
 from histograph_post.training.loop import Trainer
-from histograph_post.training.networks import HeadNetwork
 from histograph_post.training.options import TrainingOptions
 
 from ..helpers import make_model

@@ -17,8 +17,7 @@ from torch_geometric.data import Batch, Data
 import histograph_post as hg
 from histograph_post.data import from_graphs
 from histograph_post.runs.run import Run
-from histograph_post.training.batches import HeadInputs
-from histograph_post.training.networks import HeadNetwork
+from histograph_post.training.batches import HeadInputs, HeadNetwork
 from histograph_post.training.options import TrainingOptions
 
 from ..helpers import NodeModel, make_model

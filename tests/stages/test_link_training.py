@@ -21,10 +21,9 @@ from histograph_post.heads.registry import build_head, head_names
 from histograph_post.models import build_model
 from histograph_post.models.spec import ModelSpec, load_pretrained
 from histograph_post.tasks import infer_task
-from histograph_post.training.batches import HeadBatches, HeadInputs
+from histograph_post.training.batches import HeadBatches, HeadInputs, HeadNetwork
 from histograph_post.training.loaded_cache import LoadedCache
 from histograph_post.training.loop import Progress, Step, Trainer
-from histograph_post.training.networks import HeadNetwork
 from histograph_post.training.options import TrainingOptions
 
 from ..helpers import make_model

@@ -22,8 +22,8 @@ from histograph_post.data import GraphDataset, from_graphs, load_data
 from histograph_post.errors import ConfigError, WorkerError
 from histograph_post.experiments.options import FitProgress
 from histograph_post.tasks import infer_task
-from histograph_post.training.batches import GraphBatches
 from histograph_post.training.loop import Step, train_resumably
+from histograph_post.training.networks import GraphBatches
 from histograph_post.training.ranks import Ranks
 
 from ..helpers import demo_graphs, make_model, node_labelled

@@ -17,10 +17,9 @@ from histograph_post.heads.registry import build_head, head_info, head_names, is
 from histograph_post.runs.fits import FitSpec
 from histograph_post.splits import Split
 from histograph_post.tasks import infer_task
-from histograph_post.training.batches import HeadBatches
+from histograph_post.training.batches import HeadBatches, HeadNetwork
 from histograph_post.training.loaded_cache import LoadedCache
 from histograph_post.training.loop import Trainer
-from histograph_post.training.networks import HeadNetwork
 from histograph_post.training.options import TrainingOptions
 
 from ..helpers import demo_graphs, make_model

@@ -15,10 +15,9 @@ from histograph_post.heads.registry import build_reader
 from histograph_post.models import build_model
 from histograph_post.tasks import infer_task
 from histograph_post.training import node_batches
-from histograph_post.training.batches import HeadBatches
+from histograph_post.training.batches import HeadBatches, HeadNetwork
 from histograph_post.training.loaded_cache import LoadedCache
 from histograph_post.training.loop import Source
-from histograph_post.training.networks import HeadNetwork
 from histograph_post.training.node_batches import NodeBatches, goes_by_nodes, whole_graph
 
 NODES, CLASSES = 300, 3

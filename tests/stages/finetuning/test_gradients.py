@@ -14,8 +14,7 @@ from torch_geometric.nn import BatchNorm, GCNConv, global_mean_pool
 import histograph_post as hg
 from histograph_post.capture import plan_capture
 from histograph_post.heads.standardize import Standardizer
-from histograph_post.training.batches import GraphInputs
-from histograph_post.training.networks import HistoryNetwork, checkpoint_layers
+from histograph_post.training.networks import GraphInputs, HistoryNetwork, checkpoint_layers
 
 
 class Own(nn.Module):
