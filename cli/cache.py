@@ -94,7 +94,11 @@ def cache(
     from histograph_post.data import DataSpec
     from histograph_post.data.spec import Reading
     from histograph_post.data.streaming import remove_rows, rows_beside
-    from histograph_post.experiments.folds import FoldCheckpoint, fold_checkpoints, plan_caches
+    from histograph_post.experiments.checkpoints import (
+        FoldCheckpoint,
+        fold_checkpoints,
+        plan_caches,
+    )
     from histograph_post.models import ModelSpec, parse_args
     from histograph_post.models.spec import weights_in
 

@@ -45,7 +45,7 @@ def trust(
     This shows the code, without running it, and asks. Later commands then import it without
     --model, --data or --head, as long as its files are neither moved nor changed.
     """
-    from histograph_post.experiments.folds import recorded_code
+    from histograph_post.experiments.checkpoints import recorded_code
     from histograph_post.utils.trust import all_trusted, trust_file
     from histograph_post.utils.trust import revoke as forget
     from histograph_post.utils.trust import trust as remember

@@ -31,7 +31,7 @@ from ..training.networks import BackboneNetwork, GraphBatches, HistoryNetwork, c
 from ..training.ranks import current_ranks
 from ..utils.files import copy_file, save_tensors
 from ..utils.specifications import IN_MEMORY
-from .folds import fold_checkpoints, fold_name, save_fold
+from .checkpoints import fold_checkpoints, fold_name, save_fold
 from .options import HeadSpec
 from .results import Averages, choose_fit
 from .stage import ReadoutStage

@@ -2,7 +2,7 @@
 
 config.toml, run.json, splits.json   as in every run (see run.py), over all folds
 results.json                         scores per fold, means and deviations
-fold-0/ ...                          checkpoints that need nothing else (see folds.py)
+fold-0/ ...                          checkpoints that need nothing else (see checkpoints.py)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ..training.options import TrainingOptions
 from ..training.ranks import current_ranks
 from ..utils.files import save_tensors
 from .backbones import output_width, untrained_model
-from .folds import fold_folders, fold_name, load_fold, read_fold, save_fold
+from .checkpoints import fold_folders, fold_name, load_fold, read_fold, save_fold
 from .options import ExperimentOptions
 from .stage import Stage
 

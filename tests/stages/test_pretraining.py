@@ -16,7 +16,8 @@ from torch_geometric.data import Data
 
 from histograph_post.data import load_data
 from histograph_post.errors import ConfigError, ModelError, NotFoundError, OutputExistsError
-from histograph_post.experiments.folds import fold_checkpoints, open_caches
+from histograph_post.experiments.checkpoints import fold_checkpoints
+from histograph_post.experiments.folds import open_caches
 from histograph_post.experiments.options import ExperimentOptions, FitProgress, with_keywords
 from histograph_post.experiments.pretraining import Pretraining, plan_pretraining
 from histograph_post.experiments.stage import run_experiment
