@@ -16,14 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from ..caches.caching import ProgressCallback
 from ..caches.manifest import MANIFEST_NAME, Provenance, read_manifest
-from ..caches.planning import CachePlan, plan_cache
-from ..caches.probing import CacheOptions
 from ..data import DataSpec
 from ..data.spec import Reading
 from ..errors import ConfigError, NotFoundError
@@ -48,6 +45,11 @@ from ..utils.files import write_json, write_text
 from ..utils.specifications import IN_MEMORY, Specification
 from ..utils.trust import Trusted, code_to_trust
 from .folds import cache_folders
+
+if TYPE_CHECKING:
+    from ..caches.caching import ProgressCallback
+    from ..caches.planning import CachePlan
+    from ..caches.probing import CacheOptions
 
 
 @dataclass(frozen=True)
@@ -225,6 +227,8 @@ def plan_caches(
     progress: Callable[[str], AbstractContextManager[ProgressCallback | None]],
 ) -> Iterator[tuple[FoldCheckpoint, CachePlan, list[str]]]:
     """Load each checkpoint, and their data once; yield it with its plan and notes for the user."""
+    from ..caches.planning import plan_cache
+
     dataset = None
     for each in checkpoints:
         with progress("reading rows") as update:

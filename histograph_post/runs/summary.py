@@ -27,7 +27,7 @@ def ranked_names(results: Mapping[str, Any]) -> list[str]:
     scored: dict[str, tuple[float | None, int]] = {}
     for name, row in results["readouts"].items():
         valid = validation_of(row)
-        scored[name] = None if valid is None else valid["mean"], row["num_parameters"] or 0
+        scored[name] = None if valid is None else valid["mean"], row.get("num_parameters") or 0
     names = by_validation(scored, higher=results["higher_is_better"])
     return sorted(names, key=lambda name: name != OWN or scored[name][0] is not None)
 
