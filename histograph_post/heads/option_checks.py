@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, HistographError, one_line, raised_at
 from ..utils.decoding import require_sane
-from .standardize import LimitedLinear
 
 if TYPE_CHECKING:
     from .base import Readout
@@ -129,6 +128,8 @@ def given_options(readout: type[Readout], options: Mapping[str, Any]) -> dict[st
 
 def require_parts(head: Readout, base: type[Readout]) -> None:
     """Refuse a readout, once it is built, that lacks what every readout has to have."""
+    from .standardize import LimitedLinear  # which loads torch: commands complete without
+
     kind, name = type(head), type(head).__name__
     if kind.classify is base.classify and not hasattr(head, "classifier"):
         raise ConfigError(

@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil, floor, inf, log10
 from typing import Any, Literal, NamedTuple
 
-from ..metrics import student_quantile
 from ..utils.text import difference, metric_name, number, plural
 from .run import FINETUNED, split_name
 
@@ -296,6 +295,8 @@ def _advice(
         results: ``results.json``.
         row: Its entry for the head.
     """
+    from ..metrics import student_quantile  # which loads scikit-learn: commands complete without
+
     mean, over, count = found["mean"], found.get("over"), found["count"]
     by_rows = found if over == "rows" else found.get("rows")
     more_folds = _option(_MORE_FOLDS, results)
