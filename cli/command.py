@@ -137,6 +137,8 @@ def register(
                 terminal.load_torch()
             if runs_models:
                 keep_memory()
+            if own.get("out") is not None:
+                _refuse_own_inputs(ctx, own["out"], is_folder=trains or shares_work)
             # What a user's model or data file prints must not mix with the result.
             with contextlib.redirect_stdout(sys.stderr):
                 function(terminal, **_grouped(own, groups))
@@ -183,6 +185,18 @@ def _optional_output(annotation: Any, where: str) -> Any:
     option = copy.copy(option)
     option.help = f"{option.help} By default {where}."
     return Annotated[kind | None, option]
+
+
+def _refuse_own_inputs(ctx: typer.Context, out: Path, *, is_folder: bool) -> None:
+    """Refuse an output in the place of something that the command line names as well."""
+    from histograph_post.runs.folder import require_apart
+
+    for parameter in ctx.command.params:
+        value = None if parameter.name in ("out", "config") else ctx.params.get(str(parameter.name))
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, str | Path):
+                source = parameter.param_type_name == "argument"
+                require_apart(out, each, is_folder=is_folder, within=source)
 
 
 def _refuse_other_processes(name: str) -> None:

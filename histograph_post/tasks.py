@@ -79,6 +79,8 @@ class Task:
         if found < least or (task.kind == "binary" and found > least):
             expected = f"those of {task.kind} labels"
             raise ConfigError(f"{where}: found {found} classes, expected {expected}")
+        if len(set(task.classes)) < found or (least and task.num_targets > 1):
+            raise ConfigError(f"{where}: found classes twice, or of several targets, expected none")
         return task
 
     def accepts(self, width: int) -> bool:

@@ -6,12 +6,7 @@ without running anything that is in it.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import pickle
-import re
-import warnings
-import zipfile
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data, Dataset, HeteroData
-from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.separate import separate
-from torch_geometric.data.storage import GlobalStorage
 
-from ..errors import DataError, HistographError, NotFoundError
+from ..errors import (
+    CacheError,
+    CheckpointError,
+    DataError,
+    HistographError,
+    NotFoundError,
+    UnsafeCheckpointError,
+)
+from ..utils.inert import StandIn, read_plain
 from ..utils.specifications import home_of, imported_place, is_defined_in
 from ..utils.text import first_line
 from .checks import refuse_hetero
@@ -147,7 +148,11 @@ def _arguments(
 # --- graphs saved with ``torch.save``
 
 #: PyG's classes of a homogeneous graph, which only hold values.
-_ALLOWED = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]
+_DATA = "torch_geometric.data.data.Data"
+_ALLOWED = (
+    *(_DATA, "torch_geometric.data.data.DataEdgeAttr", "torch_geometric.data.data.DataTensorAttr"),
+    "torch_geometric.data.storage.GlobalStorage",
+)
 
 _CHECKPOINT_KEYS = ("state_dict", "model_state_dict", "optimizer_state_dict", "hyper_parameters")
 
@@ -157,6 +162,7 @@ def load_graph_file(path: Path, args: Mapping[str, Any], *, spec: str) -> GraphD
     check_names(args, (*LEVEL_ARGS, *FEATURE_ARGS), spec=spec)
     content = _read(path)
     try:
+        content = _rebuilt(content)
         graphs = _graphs(content, path)
     except DataError:
         raise
@@ -172,38 +178,30 @@ def _read(path: Path) -> object:
     if not path.is_file():
         raise NotFoundError(f"{path}: no such file, expected graphs saved with torch.save")
     try:
-        with torch.serialization.safe_globals(_not_yet_allowed()), warnings.catch_warnings():
-            # torch remarks on old pickle protocols and on TorchScript before it refuses them.
-            warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        _refuse_saved_hetero(path)
-        found = re.search(r"GLOBAL ([\w.]+)", str(error))
-        asks = f"asks for {found[1]}" if found else "is more than plain data"
+        return read_plain(path, allowed=_ALLOWED)
+    except UnsafeCheckpointError as error:
+        if "torch_geometric.data.hetero_data" in str(error):
+            refuse_hetero(HeteroData(), str(path))
         raise DataError(
-            f"{path}: refused, it {asks}; expected graphs as torch_geometric Data or tensors; "
-            "nothing in it has been executed (a model's checkpoint goes with --checkpoint)"
+            f"{error}; expected graphs as torch_geometric Data or tensors (a model's checkpoint "
+            "goes with --checkpoint)"
         ) from error
-    except Exception as error:
-        raise DataError(
-            f"{path}: not a file of torch.save, or damaged ({type(error).__name__}: "
-            f"{first_line(error)})"
-        ) from error
+    except (CheckpointError, CacheError) as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        raise DataError(f"{path}: not a file of torch.save, or damaged ({reason})") from error
 
 
-def _refuse_saved_hetero(path: Path) -> None:
-    """Raise a clearer error for a refused file that holds heterogeneous graphs."""
-    with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            if name.endswith("/data.pkl"):
-                with archive.open(name) as file:
-                    if b"torch_geometric.data.hetero_data" in file.read(2**16):
-                        refuse_hetero(HeteroData(), str(path))
-
-
-def _not_yet_allowed() -> list[Any]:
-    """Return the classes to allow; torch would also revoke those that PyG has allowed for good."""
-    return [kind for kind in _ALLOWED if kind not in torch.serialization.get_safe_globals()]
+def _rebuilt(content: object) -> object:
+    """Return what a file holds with graphs of the values that stand-ins for graphs have."""
+    if isinstance(content, list | tuple):
+        return type(content)(map(_rebuilt, content))
+    if not isinstance(content, StandIn) or content.name != _DATA:
+        return content
+    store = content.parts["_store"].parts
+    graph = Data.from_dict(store["_mapping"])
+    if "_num_nodes" in store:  # of every graph, in one that holds many
+        graph._store._num_nodes = store["_num_nodes"]
+    return graph
 
 
 def _graphs(content: object, path: Path) -> list[Data]:

@@ -186,7 +186,9 @@ def recorded_folds(folder: Path) -> list[FoldCheckpoint]:
             f"{folder}: found neither {MODEL_NAME} nor {fold_name(0)}, "
             "expected a folder that histograph pretrain or finetune wrote"
         )
-    listed = {name.partition("/")[0] for name in Run(folder).sums if name.startswith("fold-")}
+    run = Run(folder)
+    run.require_own(*(f"{member.name}/{RESULTS_NAME}" for member in members))
+    listed = {name.partition("/")[0] for name in run.sums if name.startswith("fold-")}
     if lost := sorted(listed - {member.name for member in members}):
         raise NotFoundError(f"{folder / lost[0]}: found no folder, expected that of a fold")
     return [_read_checkpoint(member) for member in members or [folder]]

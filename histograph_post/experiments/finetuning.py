@@ -26,6 +26,7 @@ from ..errors import CacheError, ConfigError
 from ..heads.base import Readout
 from ..heads.registry import build_head, head_name
 from ..runs.fits import HEAD_NAME, Fit, FitSpec, load_fit, named
+from ..runs.folder import require_apart
 from ..runs.predictions import LabelRows
 from ..runs.run import BEST_NAME, FINETUNED, RUN_NAME, Run
 from ..runs.saved_backbone import SavedBackbone
@@ -356,5 +357,7 @@ def finetune(
         checkpoint_layers=checkpoint_layers,
         autocast=amp,
     )
+    if not isinstance(source, Cache):
+        require_apart(out, source.folder if isinstance(source, Run) else source, is_folder=True)
     planned = plan_finetuning(source, options, head=new, backbone=backbone, **planning)
     return run_experiment(planned, out, chosen=planned.name, options=options)

@@ -1,9 +1,9 @@
 """Models: a specification and a checkpoint come in, a module with its weights goes out.
 
 Read ``building.py`` first (a specification becomes a module), then ``checkpoints.py`` (a file
-becomes a state dict; ``inert.py`` reads it without running it) and ``loading.py`` (the two agree on
-every tensor, or loading stops). ``spec.py`` names the model and its weights; ``model_call.py``
-calls any model by the names in its ``forward`` and finds the prediction among its outputs.
+becomes a state dict) and ``loading.py`` (the two agree on every tensor, or loading stops).
+``spec.py`` names the model and its weights; ``model_call.py`` calls any model by the names in its
+``forward`` and finds the prediction among its outputs.
 """
 
 import lazy_loader

@@ -1,16 +1,14 @@
 """Checkpoint files: read safely, whatever format they are in.
 
-The format is recognised by content. ``inert.py`` reads the files of torch without running anything
-in them, ``state_dicts.py`` finds the weights among their contents. The weights of a network are
-identified by one hash.
+The format is recognised by content. ``utils/inert.py`` reads the files of torch without running
+anything in them, ``state_dicts.py`` finds the weights among their contents. The weights of a
+network are identified by one hash.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import math
-import mmap
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,23 +24,13 @@ from torch import Tensor
 
 from ..errors import CheckpointError, NotFoundError, UnsafeCheckpointError
 from ..utils.decoding import parse_json, read_json_file
+from ..utils.inert import StandIn, read_inert
 from ..utils.text import plural
 from ..utils.trust import Trusted, is_trusted_checkpoint
 from ..utils.trust import trust as remember_trust
-from .inert import InertReader, StandIn
+from ..utils.unpickling import HARMFUL, kind_of, printable, reason, refuse, telling, unpickle
 from .spec import INDEX_SUFFIX, weights_in
 from .state_dicts import NOT_WEIGHTS, StateDict, choose_state_dict
-from .unpickling import (
-    HARMFUL,
-    damaged,
-    kind_of,
-    printable,
-    reason,
-    refuse,
-    telling,
-    unpickle,
-    zip_places,
-)
 
 _MAX_SAFETENSORS_HEADER = 100_000_000  # the format's own limit
 _MAX_METADATA_TEXT = 200
@@ -185,20 +173,7 @@ def _load_pickled(file: BufferedReader, path: Path) -> tuple[object, tuple[str, 
         )
     if kind == "tar":
         refuse(path, "torch's tar format of 2016 cannot be read safely")
-    try:
-        # Reading through a map never allocates more than the size of the file, whatever it claims.
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            if kind == "zip":
-                pickled, places = zip_places(file, mapped)
-                reader = InertReader(mapped, places)
-                value = reader.read(io.BytesIO(pickled))
-            else:
-                reader = InertReader(mapped)
-                value = reader.read_legacy(mapped) if kind == "legacy" else reader.read(mapped)
-    except Exception as error:
-        # A damaged pickle can make the reader fail in any way.
-        raise damaged(path, error) from error
-    foreign = tuple(map(printable, reader.foreign_names()))
+    value, foreign = read_inert(file, path, kind)
     if any(map(HARMFUL.match, foreign)):
         refuse(path, f"it asks for {telling(foreign)}")
     return value, foreign

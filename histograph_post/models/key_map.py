@@ -29,7 +29,7 @@ from torch.nn.parameter import is_lazy
 
 from ..errors import CheckpointError, ConfigError, NotFoundError
 from ..utils.decoding import read_json_file, read_toml_file
-from .unpickling import printable
+from ..utils.unpickling import printable
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from ..errors import CheckpointError
 from ..utils.text import listed, text_table
+from ..utils.unpickling import printable
 from .checkpoints import Checkpoint
 from .key_map import (
     OPTIONAL,
@@ -32,7 +33,6 @@ from .key_map import (
     shape_of,
 )
 from .state_dicts import AVERAGED, WRAPPER_PREFIXES
-from .unpickling import printable
 
 #: Rows per kind of problem that get a similar name and a line in the table.
 ROWS_SHOWN = 50

@@ -17,9 +17,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
+from ..utils.inert import StandIn
 from ..utils.text import plural
-from .inert import StandIn
-from .unpickling import printable
+from ..utils.unpickling import printable
 
 #: Prefixes that wrappers (DataParallel, Lightning, torch.compile) add to every name.
 WRAPPER_PREFIXES = ("module.", "model.", "_orig_mod.")

@@ -16,6 +16,7 @@ from ..caches import Cache
 from ..errors import ConfigError, HistographError
 from ..experiments.results import BASELINES
 from ..runs.fits import read_outputs
+from ..runs.predictions import prediction_columns
 from ..runs.run import PREDICTIONS_NAME, Run
 from ..runs.verdict import OWN
 from ..tasks import Task
@@ -89,17 +90,23 @@ def _parse_outcomes(run: Run, text: str) -> list[Outcome]:
         groups.setdefault(int(line[1]), {}).setdefault(line[2] * has_seeds, []).append(line)
     num_targets, width = run.task.num_targets, run.task.out_dim
     # id, fold, (seed,) (class,) predictions, (spread,) labels
+    targets = [name.removeprefix("label_") for name in columns[-num_targets:]]
+    expected = prediction_columns(run.task, targets)
+    if columns[2 + has_seeds :][: len(expected)] != expected:
+        raise ValueError(f"its columns are not {', '.join(expected)}, as the task has them")
     first = 2 + has_seeds + (run.task.kind in ("binary", "multiclass"))
     spread = columns.index(SPREAD) if SPREAD in columns else None
     found = []
     for fold, by_seed in groups.items():
-        members = next(iter(by_seed.values()))
+        members, rows = next(iter(by_seed.values())), run.splits.folds[fold].test
+        if len(members) != len(rows):
+            raise ValueError(f"{len(members)} rows of fold {fold}, expected {len(rows)}")
         each = [_numbers([line[first : first + width] for line in own]) for own in by_seed.values()]
         found.append(
             Outcome(
                 fold=fold,
                 seeds=tuple(seeds.get(fold, ())),
-                rows=run.splits.folds[fold].test,
+                rows=rows,
                 ids=[line[0] for line in members],
                 predicted=np.mean(each, axis=0),  # [rows, outputs]
                 labels=_numbers([line[-num_targets:] for line in members]),

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..caches import CANARY_NAME
+from ..caches.folder import is_of_a_cache
 from ..errors import CacheError, ConfigError, NotFoundError, OutputExistsError
 from ..utils.decoding import parse_json
 from ..utils.files import config_text, finished_name, read_regular, sha256_file, to_json, write_text
@@ -64,6 +65,29 @@ def is_of_a_run(name: str) -> bool:
         or name in (FITS_NAME, EVENTS_NAME, TRIAL_FITS_NAME)
         or re.fullmatch(r"fold-\d+", name) is not None
     )
+
+
+def require_apart(
+    out: str | Path, source: str | Path, *, is_folder: bool = False, within: bool = True
+) -> None:
+    """Refuse an output that would take the place of what it is made from, or of a part of that.
+
+    Args:
+        source: A path that a command reads, or a specification that begins or ends with one.
+        is_folder: Whether the output is a run or a cache: these do not lie inside one another.
+        within: Whether the source is a run or a cache, no file of which is replaced but a report.
+    """
+    target, text = Path(os.path.realpath(out)), str(source)
+    for name in {text, text.partition(":")[2], text.rpartition(":")[0]} - {""}:
+        place = Path(os.path.realpath(name))
+        inside = target.relative_to(place).parts if target.is_relative_to(place) else ()
+        own = is_folder or any(is_of_a_run(part) or is_of_a_cache(part) for part in inside)
+        part = within and inside and own and inside[-1] != REPORT_NAME
+        if os.path.lexists(place) and (target == place or part):
+            raise OutputExistsError(
+                f"{out}: found {'a part of ' if part else ''}what it would be made from, expected "
+                "another place; choose another -o"
+            )
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -156,31 +156,28 @@ class Run:
                     f"({expected[:12]}), expected the run's own; give its command again to mend it"
                 )
 
-    def _read(self, name: str) -> dict[str, Any]:
+    def _read(self, name: str, check: Callable[[Mapping[str, Any], str], None]) -> dict[str, Any]:
         found = read_json(self.folder, name)
         self.require_own(name)
+        check(found, str(self.folder / name))
         return found
 
     @cached_property
     def results(self) -> Mapping[str, Any]:
         """``results.json``: scores, means, deviations and paired differences."""
-        found = self._read(RESULTS_NAME)
-        check_results(found, str(self.folder / RESULTS_NAME))
-        return found
+        return self._read(RESULTS_NAME, check_results)
 
     @cached_property
     def plan(self) -> Mapping[str, Any]:
         """``run.json``: all that the result depends on; empty for an export."""
-        if not os.path.lexists(self.folder / RUN_NAME):
-            return {}
-        found = self._read(RUN_NAME)
-        check_plan(found, str(self.folder / RUN_NAME))
-        return found
+        there = os.path.lexists(self.folder / RUN_NAME)
+        return self._read(RUN_NAME, check_plan) if there else {}
 
     @cached_property
     def config(self) -> Mapping[str, Any] | None:
         """``config.toml``: the options of the command; None for a run started from Python."""
         path = self.folder / CONFIG_NAME
+        self.require_own(CONFIG_NAME)
         return read_toml_file(path) if os.path.lexists(path) else None
 
     @property
@@ -196,8 +193,7 @@ class Run:
 
         For another readout, the same from its fits.
         """
-        stored = self._read(HEAD_CONFIG_NAME)
-        check_head(stored, str(self.folder / HEAD_CONFIG_NAME))
+        stored = self._read(HEAD_CONFIG_NAME, check_head)
         if self.readout is None:
             return stored
         from .saved_head import stored_readout

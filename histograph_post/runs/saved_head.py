@@ -143,11 +143,21 @@ class SavedHead:
                     place["prefix"] = member_prefix(number)
                 record = head_record({**stored, **entry}, str(run.folder / HEAD_CONFIG_NAME))
                 members.append(SavedMember(**vars(record), **place))
+            where, names = str(run.folder / HEAD_CONFIG_NAME), tuple(stored["target_names"])
+            task = Task.from_json(stored["task"], where=f"{where}: task")
+            for member in members:
+                expected = {"out_dim": task.out_dim, "level": task.level}
+                built = {name: member.config.get(name, expected[name]) for name in expected}
+                if built != expected or len(names) != task.num_targets:
+                    raise ConfigError(
+                        f"{where}: found a head for {built} and {len(names)} targets, expected "
+                        f"those of its task: {expected} and {task.num_targets}"
+                    )
             return cls(
                 run=run,
                 name=stored["head"],
-                task=Task.from_json(stored["task"]),
-                target_names=tuple(stored["target_names"]),
+                task=task,
+                target_names=names,
                 backbone=run.backbone,
                 members=tuple(members),
                 best=next(each for each in members if (each.fold, each.seed) == run.chosen),
@@ -183,7 +193,7 @@ class SavedHead:
 
     def build(self) -> HeadEnsemble:
         """Return all members as one module."""
-        files = {file: self._read(file) for file in {member.file for member in self.members}}
+        files = {member.file: self._read(member) for member in self.members}
         built: list[HeadMember] = []
         for member in self.members:
             head, standardizer = self._build(member, files[member.file])
@@ -197,7 +207,7 @@ class SavedHead:
         """Return the weights of all members, as ``head.safetensors`` holds them."""
         found: dict[str, Tensor] = {}
         for number, member in enumerate(self.members):
-            own = _under(member.prefix, self._read(member.file))
+            own = _under(member.prefix, self._read(member))
             found |= {f"{member_prefix(number)}{name}": value for name, value in own.items()}
         return found
 
@@ -209,14 +219,26 @@ class SavedHead:
             folder = self.run.fit_folder(self.run.head, fold, seed)
             record = head_record(read_fit(folder), str(folder / FIT_NAME))
             member = SavedMember(**vars(record), file=folder / HEAD_NAME)
-        return self._build(member, self._read(member.file))
+        return self._build(member, self._read(member))
 
-    def _read(self, path: Path) -> dict[str, Tensor]:
+    def _read(self, member: SavedMember) -> dict[str, Tensor]:
+        """Return the tensors of the file with a member's weights, which holds nothing else."""
+        path = member.file
         # The file that describes how the head is built is checked as well.
         folder = self.run.folder
         fit = [] if path.parent == folder else [path.with_name(FIT_NAME)]
         self.run.require_own(*(each.relative_to(folder).as_posix() for each in (path, *fit)))
-        return load_tensors(path, "the weights of a head")
+        tensors = load_tensors(path, "the weights of a head")
+        members = [each for each in self.members if each.file == path] or [member]
+        known = tuple(
+            f"{each.prefix}{part}."
+            for each in members
+            for part in ("head", "standardizer")[: 1 + each.standardize]
+        )
+        if surplus := [name for name in tensors if not name.startswith(known)]:
+            problem = f"found the tensor {surplus[0]!r}, expected only those of its heads"
+            raise ConfigError(f"{path}: {problem}")
+        return tensors
 
     def _build(self, member: SavedMember, tensors: Mapping[str, Tensor]) -> Built:
         info = self.info

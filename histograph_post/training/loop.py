@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..splits import Split
 from ..tasks import Missing, TargetScale, Task
-from ..utils.files import load_state, save_state
+from ..utils.files import save_state
+from ..utils.inert import read_plain
 from .options import LOWEST_LR, PLATEAU_EPOCHS, TrainingOptions
 from .ranks import Ranks
 
@@ -344,7 +345,7 @@ def _resume(trainer: Trainer, path: Path, plan: str) -> None:
     """Resume from a saved state of the same plan; warn of a damaged one and ignore it."""
     fresh = copy.deepcopy(trainer.state())
     try:
-        found = load_state(path)
+        found = cast(dict[str, Any], read_plain(path))
         if found.pop("plan", "") == plan:
             trainer.restore(found)
     except Exception as error:  # an edited file can raise anything

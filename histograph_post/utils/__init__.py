@@ -2,8 +2,9 @@
 
 ``files.py`` (atomic writes, hashes, tensors in files), ``outputs.py`` (one writer per output),
 ``decoding.py`` (strict values), ``specifications.py`` (which code may run, and importing it),
-``trust.py`` (what the user approved), ``sources.py`` (the bytes of approved code), ``machine.py``
-(devices, memory), ``text.py`` (numbers for readers); here, the levels of a task.
+``trust.py`` (what the user approved), ``sources.py`` (the bytes of approved code), ``inert.py``
+(files of torch, read without running them), ``machine.py`` (devices, memory), ``text.py`` (numbers
+for readers); here, the levels of a task.
 """
 
 from __future__ import annotations

@@ -297,17 +297,6 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
     write_bytes(path, buffer.getvalue())
 
 
-def load_state(path: Path) -> Any:
-    """Read what :func:`save_state` wrote; nothing in the file is executed."""
-
-    import torch
-
-    def load(data: bytes) -> Any:
-        return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-
-    return _load(path, load, "the state of a training")
-
-
 def _load(path: Path, load: Callable[[bytes], Any], what: str) -> Any:
     data = read_regular(path)
     try:

@@ -88,16 +88,19 @@ class Specification:
     def to_follow(self, given: str | None = None) -> Self:
         """Return a specification that may run: given, named or trusted by the user, or built in.
 
+        An address is fetched only if the user names it.
+
         Args:
             given: A specification that the user names now; the recorded arguments stay.
 
         Raises:
             ModelError: for recorded code of a model that the user has neither named nor trusted.
-            DataError: for such code of data.
+            DataError: for such code of data, and for a recorded address.
         """
         if given is not None:
             return replace(self, spec=given, recorded_in=None)
-        if self.recorded_in is None or self.is_built_in:
+        remote = "://" in str(self.spec)
+        if self.recorded_in is None or (self.is_built_in and not remote):
             return self
         what, where = self.WHAT, self.recorded_in
         model = what == "model"
@@ -107,6 +110,11 @@ class Specification:
             raise kind(
                 f"{where}: found a {what} that was handed over in memory, expected it again with "
                 f"{what}= in Python, or by name, as in --{what} {example}"
+            )
+        if remote:
+            raise kind(
+                f"{where}: found the {what} {self.spec!r}, an address that a file names, so it was "
+                f"not fetched; expected you to name it: --{what} {self.spec} ({what}= in Python)"
             )
         named, problem = trusted_code(what, str(self.spec), self.args)
         if named is not None:

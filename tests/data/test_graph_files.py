@@ -127,6 +127,13 @@ def test_a_hostile_file_is_refused_and_not_executed(write, graphs, tmp_path):
     assert not witness.exists()
 
 
+def test_a_file_that_ends_the_reader_of_torch_is_only_read(tmp_path):
+    (tmp_path / "graphs.pt").write_bytes(b"\x80\x02})" + b"\x85" * 3_000_000 + b"Ns.")
+
+    with pytest.raises(DataError, match="expected a list of Data"):
+        load_data(str(tmp_path / "graphs.pt"))
+
+
 def test_the_refusal_names_the_class(tmp_path):
     path = save([Hostile(tmp_path / "executed")], tmp_path / "graphs.pt")
 

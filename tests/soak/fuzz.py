@@ -29,8 +29,8 @@ Reader = Callable[[bytes], None]
 #: Modules whose coverage guides the mutations.
 _GUIDING = [
     *(f"histograph_post.caches.{name}" for name in ("layout", "manifest", "reader", "shard")),
-    *(f"histograph_post.models.{name}" for name in ("checkpoints", "inert", "state_dicts")),
-    "histograph_post.models.unpickling",
+    *(f"histograph_post.models.{name}" for name in ("checkpoints", "state_dicts")),
+    *(f"histograph_post.utils.{name}" for name in ("inert", "unpickling")),
     *("histograph_post.utils.decoding", "histograph_post.splits.files"),
 ]
 

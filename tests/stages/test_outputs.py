@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import histograph_post as hg
-from histograph_post.errors import ConfigError, OutputInUseError
+from histograph_post.errors import ConfigError, OutputExistsError, OutputInUseError
 from histograph_post.experiments.options import FitProgress
 from histograph_post.training.options import TrainingOptions
 from histograph_post.utils.outputs import OutputLock
 
-from ..helpers import demo_graphs, histograph, make_model
+from ..helpers import contents, demo_graphs, histograph, make_model
 
 QUICK = TrainingOptions(epochs=2, lr=1e-2)
 
@@ -195,6 +198,48 @@ def test_weights_of_another_run_are_not_used(
     with pytest.raises(ConfigError, match=r"head\.json: found other contents"):
         hg.report(run, tmp_path / "page.html")
     assert names(tmp_path) == {"run", "other"}
+
+
+def test_options_that_were_edited_are_noticed(run: Path, tmp_path: Path) -> None:
+    (run / "config.toml").write_text("epochs = 2\n")
+    with pytest.raises(ConfigError, match=r"config\.toml: found other contents"):
+        hg.report(run, tmp_path / "page.html")
+
+
+def test_weights_that_no_head_calls_for_are_refused(run: Path) -> None:
+    (run / "SHA256SUMS").unlink()
+    weights = load_file(run / "head.safetensors")
+    save_file(weights | {"member-1.head.x": torch.ones(1)}, run / "head.safetensors")
+    with pytest.raises(ConfigError, match=r"head\.safetensors: found the tensor 'member-1\.head"):
+        hg.Run.open(run).load_ensemble()
+
+
+@pytest.mark.parametrize(
+    ("command", "out"),
+    [
+        *(("finetune", "run"), ("finetune", "run/tuned"), ("finetune", "run/fits")),
+        *(("export", "run/head.safetensors"), ("report", "run/results.json")),
+    ],
+)
+def test_nothing_takes_the_place_of_what_it_is_made_from(
+    run: Path, monkeypatch: pytest.MonkeyPatch, command: str, out: str
+) -> None:
+    monkeypatch.chdir(run.parent)
+    before = contents(run)
+    done = histograph(command, "run", "-o", out, "--overwrite")
+    assert done.exit_code == 1
+    assert re.fullmatch(rf"error: {out}: found .* it would be made from, .*\n", done.stderr)
+    assert contents(run) == before
+    with pytest.raises(OutputExistsError, match="would be made from"):
+        hg.finetune(run, run, overwrite=True)
+
+
+def test_data_are_not_replaced_by_their_predictions(run: Path, tmp_path: Path) -> None:
+    table = tmp_path / "molecules.csv"
+    table.write_text("smiles,y\nCC,1\n")
+    done = histograph("predict", run, "--data", f"smiles:{table}", "-o", table, "--overwrite")
+    assert "found what it would be made from" in done.stderr
+    assert table.read_text() == "smiles,y\nCC,1\n"
 
 
 def test_an_export_is_bound_together_as_well(run: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import tomli_w
+import torch
 from typer.testing import Result
 
 import histograph_post as hg
@@ -127,6 +128,7 @@ def forge(file: Path, what: str, spec: Any, args: dict[str, Any]) -> None:
     for other in file.parent.rglob("*"):
         if other.is_file() and before.encode() in other.read_bytes():
             other.write_text(other.read_text().replace(before, sha256_file(file)))
+    (file.parent.parent / "SHA256SUMS").unlink(missing_ok=True)  # as in earlier versions
 
 
 def _forge(file: Path, what: str, spec: Any, args: dict[str, Any]) -> None:
@@ -185,6 +187,16 @@ def test_forged_data_is_refused_unread(work: Path, command: str, attack: str) ->
     for file in files:
         forge(work / file, "data", spec, args)
     assert_refused(histograph(*words, *MODEL), repr(spec), Path(files[-1]).name, "--data my_data")
+
+
+@pytest.mark.parametrize("command", ["finetune-run", "finetune-cache", "cache"])
+def test_an_address_that_a_file_names_is_not_fetched(work: Path, command: str) -> None:
+    torch.save(load_data("demo:", args={"num_graphs": 30}).graphs, work / "graphs.pt")
+    words, files = COMMANDS[command]
+    spec = f"file://{work / 'graphs.pt'}"  # as a server's, but there
+    for file in files:
+        forge(work / file, "data", spec, {})
+    assert_refused(histograph(*words, *MODEL), repr(spec), Path(files[-1]).name, f"--data {spec}")
 
 
 def test_one_forged_fold_among_honest_ones_is_refused(work: Path) -> None:

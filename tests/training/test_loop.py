@@ -213,13 +213,14 @@ def test_a_fit_that_diverges_at_once_is_as_it_began(source: Rows) -> None:
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
 
-@pytest.mark.parametrize("damage", ["cut", "other", "empty"])
+@pytest.mark.parametrize("damage", ["cut", "other", "empty", "deep"])
 def test_a_damaged_state_is_said_and_the_fit_begins_again(
     source: Rows, tmp_path: Path, damage: str
 ) -> None:
     expected = trainer(source, epochs=3)
     expected.run()
-    state = {"cut": b"PK\x03\x04 cut short", "empty": b""}
+    deep = b"\x80\x02})" + b"\x85" * 3_000_000 + b"Ns."  # ends torch's own reader
+    state = {"cut": b"PK\x03\x04 cut short", "empty": b"", "deep": deep}
     if damage == "other":
         torch.save({"network": {}, "optimizer": {}, "progress": {"epoch": 10**9}}, tmp_path / "x")
         state["other"] = (tmp_path / "x").read_bytes()

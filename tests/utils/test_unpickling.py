@@ -25,7 +25,7 @@ from torch_geometric.data import Data
 
 from histograph_post.errors import CheckpointError, HistographError, UnsafeCheckpointError
 from histograph_post.models import read_checkpoint
-from histograph_post.models.unpickling import printable
+from histograph_post.utils.unpickling import printable
 
 WEIGHTS = {"conv.weight": torch.arange(6.0).reshape(2, 3), "conv.bias": torch.ones(2)}
 

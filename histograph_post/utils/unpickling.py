@@ -3,7 +3,7 @@
 The kind of a file is recognised by content, never by name. ``inert.py`` follows the pickle, which
 names the storages, and the storage, offset, shape and strides of each tensor. Whatever it claims,
 no more is allocated than the file has bytes. A file that can only be read by running it is refused;
-a user may trust it, which is remembered by its hash (``utils/trust.py``).
+a user may trust it, which is remembered by its hash (``trust.py``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, UnsafeCheckpointError
-from ..utils.text import first_line, listed
+from .text import first_line, listed
 
 #: The number at the start of every file ``torch.save`` wrote before the zip format (torch 1.6).
 _LEGACY_MAGIC = b"l\xfc\x9cF\xf9 j\xa8P\x19"
@@ -38,7 +38,8 @@ HARMFUL = re.compile(
     r"|builtins\.(eval|exec|compile|open|__import__)$"
 )
 
-_Kind = Literal["zip", "torchscript", "legacy", "tar", "pickle"]
+#: Kinds of files.
+Kind = Literal["zip", "torchscript", "legacy", "tar", "pickle"]
 
 
 def unpickle(file: BufferedReader, path: Path) -> object:
@@ -92,7 +93,7 @@ def reason(error: BaseException) -> str:
 # --- kinds of files
 
 
-def kind_of(file: BufferedReader, path: Path) -> _Kind:
+def kind_of(file: BufferedReader, path: Path) -> Kind:
     """Return the kind of a checkpoint by content; refuse any other file, saying what it is."""
     file.seek(0)
     head = file.read(512)
@@ -123,7 +124,7 @@ def _describe(head: bytes) -> str:
     return f"a text file (starts with {text[:20]!r})"
 
 
-def _zip_kind(file: BufferedReader, path: Path) -> _Kind:
+def _zip_kind(file: BufferedReader, path: Path) -> Kind:
     size = file.seek(0, io.SEEK_END)
     try:
         with zipfile.ZipFile(file) as archive:
@@ -150,7 +151,7 @@ def _zip_kind(file: BufferedReader, path: Path) -> _Kind:
     return "torchscript" if "constants.pkl" in names else "zip"
 
 
-def _tar_kind(file: BufferedReader, path: Path) -> _Kind:
+def _tar_kind(file: BufferedReader, path: Path) -> Kind:
     file.seek(0)
     try:
         with tarfile.open(fileobj=file, mode="r:") as archive:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from histograph_post.errors import CheckpointError, HistographError
 from histograph_post.models import read_checkpoint
-from histograph_post.models.inert import InertReader, StandIn
+from histograph_post.utils.inert import InertReader, StandIn
 
 
 def text(value: str) -> bytes:

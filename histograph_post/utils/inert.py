@@ -12,15 +12,34 @@ from __future__ import annotations
 import io
 import mmap
 import pickletools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from io import BufferedReader
+from pathlib import Path
 from typing import Any
 
-from .unpickling import Places, Storage, Storages, meta_tensor, named_dtype, storage_dtype
+from ..errors import UnsafeCheckpointError
+from .files import open_regular, real_path
+from .unpickling import (
+    Kind,
+    Places,
+    Storage,
+    Storages,
+    damaged,
+    kind_of,
+    meta_tensor,
+    named_dtype,
+    printable,
+    storage_dtype,
+    telling,
+    zip_places,
+)
 
 #: Instructions of one file, at most; each builds at most one small object. The weights are not
-#: among them, so no checkpoint needs more, and none needs more than two per byte.
+#: among them, so no checkpoint needs more, and none needs more than two per byte. Only a list of
+#: many graphs does, and each of its tensors takes hundreds of bytes.
 _MAX_STEPS = 10_000_000
+_MOST_STEPS_PER_BYTE = 1 / 4
 #: How deep files may be nested in pickled storages: pickled tensors need one level.
 _MAX_NESTED = 2
 _MAX_NAME = 1000
@@ -57,6 +76,51 @@ class _Mark:
 _MARK = _Mark()
 
 
+def read_plain(path: Path, *, allowed: Collection[str] = ()) -> object:
+    """Return what ``torch.save`` wrote, if that is tensors and plain values; nothing in it is run.
+
+    Args:
+        allowed: Classes that may be in it as well; their objects are stand-ins.
+
+    Raises:
+        UnsafeCheckpointError: for anything else.
+        CheckpointError: for a damaged file.
+    """
+    with (
+        open_regular(real_path(path)) as raw,
+        open(raw.fileno(), "rb", closefd=False) as file,
+    ):
+        value, foreign = read_inert(file, path, kind_of(file, path))
+    if foreign := tuple(name for name in foreign if name not in allowed):
+        raise UnsafeCheckpointError(
+            f"{path}: refused, it asks for {telling(foreign)}; nothing in it has been executed"
+        )
+    return value
+
+
+def read_inert(file: BufferedReader, path: Path, kind: Kind) -> tuple[object, tuple[str, ...]]:
+    """Return the value of a file with its tensors on the CPU, and the names it would import.
+
+    Args:
+        path: For messages.
+        kind: A TorchScript archive and a tar file have no such value.
+    """
+    try:
+        # Reading through a map never allocates more than the size of the file, whatever it claims.
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            if kind in ("zip", "torchscript"):
+                pickled, places = zip_places(file, mapped)
+                reader = InertReader(mapped, places)
+                value = reader.read(io.BytesIO(pickled))
+            else:
+                reader = InertReader(mapped)
+                value = reader.read_legacy(mapped) if kind == "legacy" else reader.read(mapped)
+    except Exception as error:
+        # A damaged pickle can make the reader fail in any way.
+        raise damaged(path, error) from error
+    return value, tuple(map(printable, reader.foreign_names()))
+
+
 class InertReader:
     """Reads the pickles of one file.
 
@@ -67,7 +131,8 @@ class InertReader:
 
     def __init__(self, buffer: mmap.mmap | bytes, places: Places | None = None, *, nested: int = 0):
         self._storages, self._nested = Storages(buffer, places), nested
-        self._steps = min(_MAX_STEPS, 2 * len(buffer))
+        size = len(buffer)
+        self._steps = min(max(_MAX_STEPS, round(_MOST_STEPS_PER_BYTE * size)), 2 * size)
         #: Every name that the pickles would import, in order.
         self.names: dict[str, None] = {}
 
