@@ -155,7 +155,7 @@ def cache(
         options=options,
         split=split,
         split_seed=split_seed,
-        reading=Reading(kept, workers, part),
+        reading=Reading(kept, workers, part, sampled=True),
         device=device,
         progress=terminal.progress,
     )
@@ -165,13 +165,15 @@ def cache(
         if dry_run:
             results.append(_estimate(terminal, plan))
             continue
+        sampled = plan.dataset.is_sample
         place = out / f"{fold.folder.name}.cache" if several else out
         terminal.info(
-            f"{place}: {plural(len(plan.dataset), 'graph')}, "
-            f"{plural(plan.layout.num_layers, 'layer')}, {file_size(plan.num_bytes)} in "
+            f"{place}: {plural(len(plan.num_nodes), 'row' if sampled else 'graph')}, "
+            f"{plural(plan.layout.num_layers, 'layer')}, {'about ' if sampled else ''}"
+            f"{file_size(plan.num_bytes)} in "
             f"{plural(len(plan.shards), 'shard')}"
         )
-        with terminal.progress("caching nodes") as update:
+        with terminal.steps("reading rows", "caching nodes") as (on_rows, update):
             written = write_cache(
                 plan,
                 place,
@@ -179,6 +181,7 @@ def cache(
                 overwrite=overwrite,
                 config=terminal.options,
                 on_progress=update,
+                on_rows=on_rows,
                 on_note=terminal.note,
             )
         about = {} if written is None else summary(written.manifest)
@@ -206,12 +209,12 @@ def _estimate(terminal: Terminal, plan: CachePlan) -> dict[str, Any]:
     from histograph_post.caches.planning import Inspection, estimate_seconds
 
     seconds = estimate_seconds(plan)
-    graphs, nodes = len(plan.dataset), int(plan.dataset.num_nodes.sum())
+    graphs, nodes = len(plan.num_nodes), int(plan.num_nodes.sum())
     for table in Inspection(plan).tables():
         terminal.table(*table)
     terminal.table(
         "Cost",
-        ["graphs", "nodes", "bytes", "shards", "time, about"],
+        ["rows" if plan.dataset.is_sample else "graphs", "nodes", "bytes", "shards", "time, about"],
         [[graphs, nodes, file_size(plan.num_bytes), len(plan.shards), duration(seconds)]],
     )
     return {**plan.to_json(), "seconds": seconds}

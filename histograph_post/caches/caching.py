@@ -24,7 +24,7 @@ from torch_geometric.data import Data
 from .. import __version__
 from ..capture.passes import repeatable
 from ..data import DataSpec, GraphDataset, from_graphs
-from ..data.spec import Reading
+from ..data.spec import OnProgress, Reading
 from ..data.streaming import remove_rows, rows_beside
 from ..errors import CaptureError, ConfigError, OutputExistsError
 from ..models import ModelSpec
@@ -56,28 +56,25 @@ from .probing import CacheOptions
 from .reader import Cache
 from .writer import ShardWriter
 
-#: Called with the number of nodes done and the number of nodes in all.
-ProgressCallback = Callable[[int, int], None]
-
 
 def write_shards(
     plan: CachePlan,
     folder: Path,
     found: Sequence[ShardInfo | None],
     *,
-    part: tuple[int, int] = (0, 1),
-    on_progress: ProgressCallback | None = None,
+    mine: range,
+    on_progress: OnProgress = None,
 ) -> list[ShardInfo | None]:
-    """Write the missing shards of job ``i`` of ``n``.
+    """Write the missing shards of a job, whose graphs are those of the plan.
 
     ``found`` has an entry per shard of the whole cache, None for those that are missing; so does
     the result, where None is a shard that another job has not written yet.
     """
-    number, count = part
-    mine = range(number, len(plan.shards), count)
+    there = {index: info.num_nodes for index in mine if (info := found[index]) is not None}
+    missing = {index: plan.bounds(index) for index in mine if index not in there}
     num_nodes = plan.dataset.num_nodes
-    sizes = {index: int(num_nodes[slice(*plan.shards[index])].sum()) for index in mine}
-    total = sum(sizes.values())
+    total = sum(int(num_nodes[slice(*each)].sum()) for each in missing.values())
+    total += sum(there.values())
     done = 0
 
     def advance(nodes: int) -> None:
@@ -87,19 +84,20 @@ def write_shards(
             on_progress(done, total)
 
     # Shards that are there already count as done before the clock starts.
-    advance(sum(sizes[index] for index in mine if found[index] is not None))
+    advance(sum(there.values()))
     with (
         ShardThread(plan) as thread,
         torch.inference_mode(),
         repeatable(plan.device),
         plan.recording() as recorder,
     ):
-        for index in mine:
-            if found[index] is not None:
-                continue
-            start, stop = plan.shards[index]
-            graphs = _shard_graphs(plan, start, stop)
+        for index, (start, stop) in missing.items():
+            graphs = _shard_graphs(plan, index)
             writer = ShardWriter(folder, index, plan.layout, plan.hash, graphs)
+            if start == stop:  # no row of a table has a graph
+                width = plan.layout.output_width
+                outputs = None if width is None else torch.empty(0, width)
+                thread.write(writer, writer.block(range(0), thread.memory), outputs)
             for members in plan.batches(start, stop):
                 batch = plan.load(members)
                 graphs_of_shard = range(members.start - start, members.stop - start)
@@ -119,8 +117,9 @@ def write_shards(
     ]
 
 
-def _shard_graphs(plan: CachePlan, start: int, stop: int) -> ShardGraphs:
+def _shard_graphs(plan: CachePlan, index: int) -> ShardGraphs:
     dataset = plan.dataset
+    start, stop = plan.bounds(index)
     first_row, stop_row = dataset.label_ptr[[start, stop]]
 
     def pairs(name: str) -> Iterator[Tensor]:
@@ -129,7 +128,7 @@ def _shard_graphs(plan: CachePlan, start: int, stop: int) -> ShardGraphs:
                 yield graph[name]
 
     return ShardGraphs(
-        start=start,
+        start=plan.shards[index][0],
         ids=dataset.ids[start:stop],
         num_nodes=dataset.num_nodes[start:stop],
         labels=plan.labels[first_row:stop_row],
@@ -140,7 +139,13 @@ def _shard_graphs(plan: CachePlan, start: int, stop: int) -> ShardGraphs:
 
 def join_shards(plan: CachePlan, folder: Path, shards: Sequence[ShardInfo]) -> None:
     """Score the model's own outputs over all shards, and complete the cache with its manifest."""
+    assert isinstance(plan.splits, Splits)  # all graphs are known
     named = plan.model_spec
+    stops = np.cumsum([shard.stop - shard.start for shard in shards]).tolist()
+    placed = [
+        replace(shard, start=stop - (shard.stop - shard.start), stop=stop)
+        for shard, stop in zip(shards, stops, strict=True)
+    ]
     manifest = Manifest(
         tool_version=__version__,
         weights_sha256=plan.weights_sha256,
@@ -154,7 +159,7 @@ def join_shards(plan: CachePlan, folder: Path, shards: Sequence[ShardInfo]) -> N
         own_metrics=None,
         no_metrics_because=plan.own.problem or "not scored yet",
         provenance=_recorded_provenance(plan, folder),
-        shards=tuple(shards),
+        shards=tuple(placed),
     )
     if plan.task is not None and plan.own.problem is None:
         outputs = Cache(folder, manifest).outputs()
@@ -203,7 +208,8 @@ def write_cache(
     part: tuple[int, int] = (0, 1),
     overwrite: bool = False,
     config: Mapping[str, Any] | None = None,
-    on_progress: ProgressCallback | None = None,
+    on_progress: OnProgress = None,
+    on_rows: OnProgress = None,
     on_note: Callable[[str], None] | None = None,
 ) -> Cache | None:
     """Write what is missing of a planned cache; None while shards of other jobs are missing.
@@ -215,7 +221,8 @@ def write_cache(
         overwrite: Replace another cache in that folder, once this one is complete.
         config: The options this came from, saved beside the shards.
         on_progress: Called with the nodes done and the nodes of this job.
-        on_note: Called with what the user should know about the files that were there.
+        on_rows: Called with the rows of a long table that are read, and those of this job.
+        on_note: Called with what the user should know about the rows and the files that were there.
     """
     number, count = part
     if not 0 <= number < count:
@@ -226,32 +233,68 @@ def write_cache(
                 f"{out}: found a link that leads to no folder, expected a folder"
             )
         out = os.path.realpath(out)  # such as one to scratch
-    written = {SPLITS_NAME: to_json(plan.splits.to_json())}
-    if plan.dataset.smiles is not None:
-        written[MOLECULES_NAME] = _molecules(plan.dataset.smiles, plan.dataset.names)
+    on_note = on_note or (lambda note: None)
+    shared = count > 1
+    if not shared:
+        plan = _read(plan, None, on_rows, on_note)
+    written = _small_files(plan)
     if config is not None:
         written[CONFIG_NAME] = config_text(config)
-    shared = count > 1
+    # One after the other: where the rows of two jobs meet, both read a block.
+    first, stop = (-(-job * len(plan.shards) // count) for job in (number, number + 1))
+    mine = range(first, stop)
     with OutputFolder(out, is_of_a_cache, shared=shared) as output:
         found = open_folder(
             plan, output, written, overwrite=overwrite, shared=shared, on_note=on_note
         )
         folder = output.folder
         if not isinstance(found, Cache):
-            for name, text in written.items():
-                write_text(folder / name, text)
+            _write_texts(folder, written)
             _, canary = plan.provenance
             if canary is not None and not (folder / CANARY_NAME).exists():
                 write_bytes(folder / CANARY_NAME, canary)
-            shards = write_shards(plan, folder, found, part=part, on_progress=on_progress)
+            missing = [index for index in mine if found[index] is None]
+            job = _read(plan, missing, on_rows, on_note) if shared and missing else plan
+            shards = write_shards(job, folder, found, mine=mine, on_progress=on_progress)
             present = [shard for shard in shards if shard is not None]
             if len(present) < len(shards):
                 return None
             output.alone()
             if folder.is_dir():  # else another job was first, and has replaced the old cache
+                plan = _read(plan, None, on_rows, on_note)
+                _write_texts(folder, _small_files(plan))
                 join_shards(plan, folder, present)
         output.finish()
     return Cache.open(out)
+
+
+def _read(
+    plan: CachePlan,
+    shards: Sequence[int] | None,
+    on_rows: OnProgress,
+    on_note: Callable[[str], None],
+) -> CachePlan:
+    """Read the rows of some shards, or all, and say what is new about them."""
+    read = plan.reading(shards, on_rows)
+    for note in read.dataset.notes[len(plan.dataset.notes) :]:
+        on_note(note)
+    return read
+
+
+def _small_files(plan: CachePlan) -> dict[str, str | None]:
+    """Return the files on all graphs, and their text; None while not all graphs are known."""
+    dataset, splits = plan.dataset, plan.splits
+    known = isinstance(splits, Splits)
+    files = {SPLITS_NAME: to_json(splits.to_json()) if isinstance(splits, Splits) else None}
+    if dataset.smiles is not None:
+        files[MOLECULES_NAME] = _molecules(dataset.smiles, dataset.names) if known else None
+    return files
+
+
+def _write_texts(folder: Path, written: Mapping[str, str | None]) -> None:
+    for name, text in written.items():
+        if text is not None:
+            write_text(folder / name, text)
 
 
 def _molecules(smiles: Sequence[str], names: Sequence[str] | None) -> str:
@@ -270,7 +313,7 @@ def cache(
     part: tuple[int, int] = (0, 1),
     overwrite: bool = False,
     workers: int | None = None,
-    on_progress: ProgressCallback | None = None,
+    on_progress: OnProgress = None,
     splits: Splits | str | None = None,
     **options: Any,
 ) -> Cache | None:

@@ -39,7 +39,7 @@ def is_of_a_cache(name: str) -> bool:
 def open_folder(
     plan: CachePlan,
     output: OutputFolder,
-    written: Mapping[str, str],
+    written: Mapping[str, str | None],
     *,
     overwrite: bool,
     shared: bool,
@@ -51,7 +51,7 @@ def open_folder(
     is complete.
 
     Args:
-        written: The small files of the cache, and their text.
+        written: The small files of the cache, and their text; None where it is not known yet.
         overwrite: Replace the cache in the folder. One of this very plan is continued instead, if
             it is incomplete or written by several jobs.
         on_note: Called with a line about each shard that has changed since it was written.
@@ -88,13 +88,13 @@ def _refuse_foreign_names(folder: Path) -> None:
 def _found(
     plan: CachePlan,
     folder: Path,
-    written: Mapping[str, str],
+    written: Mapping[str, str | None],
     on_note: Callable[[str], None] | None,
 ) -> Cache | list[ShardInfo | None]:
     """Return the cache, or its finished shards; refuse a folder that holds another cache."""
     if (folder / MANIFEST_NAME).exists():
         found = Cache.open(folder)
-        if found.manifest.plan_hash != plan.hash or found.splits != plan.splits:
+        if found.manifest.plan_hash != plan.hash or found.splits != plan.reading(None).splits:
             raise OutputExistsError(
                 f"{folder}: found a cache of {found.manifest.data.spec} by weights "
                 f"{found.manifest.weights_sha256[:12]} that this command would not write; "
@@ -152,7 +152,9 @@ def find_shard(
                 f"{path}: found a shard of plan {record.plan_hash[:12]}, expected {plan.hash[:12]}"
             )
         shard = record.shard
-        if (shard.index, shard.start, shard.stop) != (index, *plan.shards[index]):
+        # Of a long table, a record has either rows or graphs, as there was a manifest or not.
+        place = plan.shards[index] if plan.dataset.source is None else (shard.start, shard.stop)
+        if (shard.index, shard.start, shard.stop) != (index, *place):
             raise CacheError(f"{path}: found the record of another shard, expected its own")
         shard.validate(plan.layout, str(path))
     except CacheError as error:
@@ -166,11 +168,12 @@ def find_shard(
     return None
 
 
-def refuse_foreign_files(folder: Path, written: Mapping[str, str]) -> None:
+def refuse_foreign_files(folder: Path, written: Mapping[str, str | None]) -> None:
     """Refuse to replace files that, without a shard beside them, may not be a cache's."""
     for name, text in written.items():
         path = folder / name
-        if path.exists() and not (path.is_file() and path.read_bytes() == text.encode()):
+        same = text is not None and path.is_file() and path.read_bytes() == text.encode()
+        if path.exists() and not same:
             raise OutputExistsError(
                 f"{path}: found another file of that name; choose another -o, or --overwrite"
             )

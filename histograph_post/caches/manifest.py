@@ -26,7 +26,7 @@ from . import MANIFEST_NAME as MANIFEST_NAME
 from .layout import Layout, ShardInfo, shard_name
 
 #: Another major version cannot be read; a newer minor one may have fields that are ignored.
-FORMAT_VERSION = "1.1"
+FORMAT_VERSION = "1.2"
 
 SPLITS_NAME = "splits.json"
 #: Of molecules only: a line per graph with its SMILES, a tab and its name.
@@ -159,7 +159,7 @@ class Manifest:
             raise CacheError(f"{where}: expected either own_metrics or no_metrics_because")
         stop = 0
         for index, shard in enumerate(self.shards):
-            if shard.index != index or shard.start != stop or shard.stop <= shard.start:
+            if shard.index != index or shard.start != stop or shard.stop < shard.start:
                 raise CacheError(
                     f"{where}: found shard {shard.index} of graphs {shard.start} to {shard.stop}, "
                     f"expected shard {index} from graph {stop}"

@@ -7,9 +7,9 @@ file.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,7 @@ from ..capture import Capture, CapturePlan, Parity
 from ..capture.edge_blocks import MOST_EDGES, edges_at_once, edges_in_blocks
 from ..data import GraphDataset, from_graphs
 from ..data.batching import budget_batches, make_batch, to_device
+from ..data.spec import OnProgress
 from ..models import prediction
 from ..models.checkpoints import weights_sha256
 from ..models.model_call import RECEIVED_COLUMNS, received
@@ -44,8 +45,10 @@ class CachePlan:
 
     model: nn.Module
     device: torch.device
+    #: A sample of a long table, until :meth:`reading` replaces it.
     dataset: GraphDataset
-    splits: Splits
+    #: How splits are made, until all graphs are known.
+    splits: Splits | Callable[[GraphDataset], Splits]
     #: NaN where a label is missing: ``[rows, num_targets]``.
     labels: np.ndarray
     #: Inferred from the labels; None for unlabelled data.
@@ -61,7 +64,10 @@ class CachePlan:
     data_args: Mapping[str, Any]
     #: Approximate bytes of a shard's activations.
     shard_bytes: int
-    #: First and one-past-last graph of every shard.
+    #: Nodes of each graph: ``[num_graphs]``; an estimate of those of each row of a long table.
+    num_nodes: np.ndarray
+    #: First and one-past-last graph of every shard; rows of a long table, for which borders then
+    #: do not depend on which rows have a graph, and of what size.
     shards: tuple[tuple[int, int], ...]
     weights_sha256: str
     own: OwnOutput
@@ -82,21 +88,42 @@ class CachePlan:
     @property
     def num_bytes(self) -> int:
         """Bytes of the activations, uncompressed."""
-        return int(self.dataset.num_nodes.sum()) * self.layout.row_bytes
+        return int(self.num_nodes.sum()) * self.layout.row_bytes
 
     @property
     def batch_nodes(self) -> int:
         """Nodes of the largest batch, at most."""
         num_nodes = self.dataset.num_nodes
-        largest_shard = max(int(num_nodes[start:stop].sum()) for start, stop in self.shards)
-        return min(largest_shard, max(self.options.node_budget, int(num_nodes.max())))
+        bounds = map(self.bounds, range(len(self.shards)))
+        largest_shard = max(int(num_nodes[start:stop].sum()) for start, stop in bounds)
+        most = max(self.options.node_budget, int(num_nodes.max(initial=0)))
+        return max(1, min(largest_shard, most))
+
+    def bounds(self, index: int) -> tuple[int, int]:
+        """Return the first and one-past-last graph of a shard in :attr:`dataset`."""
+        if self.dataset.source is None or self.dataset.rows is None:
+            return self.shards[index]
+        first, stop = np.searchsorted(self.dataset.rows, self.shards[index]).tolist()
+        return first, stop
+
+    def reading(self, shards: Sequence[int] | None, on_progress: OnProgress = None) -> CachePlan:
+        """Return the plan with the graphs of these shards; with all graphs, and their splits."""
+        dataset, splits = self.dataset, self.splits
+        if dataset.source is None:
+            return self
+        if dataset.is_sample:
+            rows = None if shards is None else [range(*self.shards[index]) for index in shards]
+            dataset = replace(dataset.source.read(rows, on_progress), spec=dataset.spec)
+        if shards is None and not isinstance(splits, Splits):
+            splits = splits(dataset)
+        return replace(self, dataset=dataset, labels=dataset.labels(), splits=splits)
 
     def to_json(self) -> dict[str, Any]:
         """Return what would be written, as plain values."""
         return {
             "data": self.dataset.spec,
-            "num_graphs": len(self.dataset),
-            "num_nodes": int(self.dataset.num_nodes.sum()),
+            "num_graphs": len(self.num_nodes),
+            "num_nodes": int(self.num_nodes.sum()),
             "capture": self.capture.to_json(),
             "received": [list(row) for row in self.received],
             "dtype": self.layout.dtype,
@@ -109,11 +136,13 @@ class CachePlan:
     @cached_property
     def hash(self) -> str:
         """Identity of the plan: equal hashes mean equal shards."""
+        source = self.dataset.source
+        fingerprint = self.dataset.fingerprint() if source is None else source.key
         return plan_hash(
             tool_version=__version__,
             weights_sha256=self.weights_sha256,
             model={"spec": self.model_spec.spec, "args": dict(self.model_spec.args)},
-            data={"spec": self.dataset.spec, "fingerprint": self.dataset.fingerprint()},
+            data={"spec": self.dataset.spec, "fingerprint": fingerprint},
             capture=self.capture.to_json(),
             layout=self.layout,
             shards=self.shards,
@@ -127,7 +156,9 @@ class CachePlan:
     @cached_property
     def provenance(self) -> tuple[Provenance, bytes | None]:
         """What is recorded about the model's code, and the contents of the canary's file."""
-        return take_provenance(self.model, self.capture, self.dataset)
+        source = self.dataset.source
+        dataset = self.dataset if source is None else source.sample
+        return take_provenance(self.model, self.capture, dataset)
 
     def batches(self, start: int, stop: int) -> Iterator[range]:
         """Cut graphs ``start`` to ``stop`` into batches within the node budget, in order."""
@@ -150,7 +181,7 @@ class CachePlan:
 def plan_cache(
     model: nn.Module,
     dataset: GraphDataset,
-    splits: Splits,
+    splits: Splits | Callable[[GraphDataset], Splits],
     *,
     options: CacheOptions | None = None,
     model_spec: ModelSpec | None = None,
@@ -165,7 +196,8 @@ def plan_cache(
 
     Args:
         model: A trained model; it is put into ``eval()`` and onto the device.
-        splits: Which rows train, validate and test; stored with the cache.
+        splits: Which rows train, validate and test, or what says so once all graphs are known;
+            stored with the cache.
         model_spec: The model as the user named it; None for one that was passed in memory.
         missing: Weights that the checkpoint does not have; refused if the history needs them.
         device: ``auto``, ``cpu``, ``cuda`` or ``mps``.
@@ -173,7 +205,11 @@ def plan_cache(
     options = options or CacheOptions()
     where = resolve_device(device)
     model = model.to(where).eval()
-    labels = dataset.labels()
+    given, source = dataset, dataset.source
+    # The plan of a long table follows from its text and a sample: jobs that read other rows agree.
+    dataset = given if source is None else source.sample
+    labels = given.all_labels()
+    num_nodes = given.num_nodes if source is None else source.num_nodes()
     task = infer_task(labels, dataset.level) if has_labels(labels) else None
     capture, parity, own, batch, notes = probe_model(model, dataset, task, options, missing, where)
     edges = int(dataset.num_edges.max())
@@ -198,11 +234,11 @@ def plan_cache(
         output_level=None if own.width is None else dataset.level,
         compression=options.compression,
     )
-    shard_bytes = _shard_bytes(options, dataset, layout)
+    shard_bytes = _shard_bytes(options, int(num_nodes.sum()) * layout.row_bytes)
     return CachePlan(
         model=model,
         device=where,
-        dataset=dataset,
+        dataset=given,
         splits=splits,
         labels=labels,
         task=task,
@@ -214,7 +250,8 @@ def plan_cache(
         model_spec=model_spec or ModelSpec(IN_MEMORY),
         data_args=dict(data_args or {}),
         shard_bytes=shard_bytes,
-        shards=tuple(plan_shards(dataset.num_nodes, layout.row_bytes, shard_bytes)),
+        num_nodes=num_nodes,
+        shards=tuple(plan_shards(num_nodes, layout.row_bytes, shard_bytes)),
         weights_sha256=weights_sha256(model.state_dict()),
         own=own,
         edges_at_once=at_once,
@@ -222,11 +259,10 @@ def plan_cache(
     )
 
 
-def _shard_bytes(options: CacheOptions, dataset: GraphDataset, layout: Layout) -> int:
+def _shard_bytes(options: CacheOptions, total: int) -> int:
     """Return the size of a shard: as the user asked, else so that there are not too many."""
     if options.shard_bytes is not None:
         return options.shard_bytes
-    total = int(dataset.num_nodes.sum()) * layout.row_bytes
     least = -(-total // (MOST_SHARDS - 1))  # the last shard may have any size
     return max(SHARD_BYTES, -(-least // 2**20) * 2**20)
 
@@ -249,8 +285,7 @@ def plan_shards(num_nodes: np.ndarray, row_bytes: int, shard_bytes: int) -> list
 
 def estimate_seconds(plan: CachePlan) -> float:
     """Estimate the time of the model by one batch, scaled up to all nodes."""
-    _, stop = plan.shards[0]
-    graphs = next(plan.batches(0, stop))
+    graphs = next(plan.batches(0, len(plan.dataset)))
     with torch.inference_mode(), plan.recording() as recorder:
         recorder.run(plan.load(graphs))  # the first pass warms up allocators and caches
         synchronize(plan.device)
@@ -259,7 +294,7 @@ def estimate_seconds(plan: CachePlan) -> float:
         synchronize(plan.device)
         seconds = time.perf_counter() - started
     nodes = int(plan.dataset.num_nodes[graphs.start : graphs.stop].sum())
-    return seconds * int(plan.dataset.num_nodes.sum()) / max(nodes, 1)
+    return seconds * int(plan.num_nodes.sum()) / max(nodes, 1)
 
 
 # --- what a user is shown

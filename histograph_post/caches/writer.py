@@ -100,7 +100,7 @@ class ShardWriter:
 
         Unlike the rest, this may be called in another thread, and before the shard is open.
         """
-        if not graphs.start < graphs.stop <= self.num_graphs:
+        if not (graphs.start < graphs.stop <= self.num_graphs or not self.num_graphs):
             raise CacheError(
                 f"{self._path}: found graphs {graphs.start} to {graphs.stop}, "
                 f"expected at most {self.num_graphs}, and at least one at a time"

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -28,12 +28,35 @@ from .labels import (
     take_masks,
 )
 from .row_blocks import StreamedGraphs
-from .spec import Reading
+from .spec import OnProgress, Reading
 from .streaming import stream_graphs
 from .tables import SelectedRows, Table, is_row_numbers
 
 #: The name of the target where links are predicted.
 LINK_TARGET = ("link",)
+
+
+class RowTable(Protocol):
+    """A long table of which any rows can become graphs, so that jobs need not read all of it."""
+
+    #: Of every row, NaN where missing: ``[num_rows, num_targets]``.
+    labels: np.ndarray
+
+    @property
+    def key(self) -> str:
+        """A hash of what determines the graphs, their labels and their ids."""
+
+    def num_nodes(self) -> np.ndarray:
+        """Estimate the nodes of each row from its text, int64 ``[num_rows]``."""
+
+    @property
+    def sample(self) -> GraphDataset:
+        """The graphs of a few rows, spread over the table."""
+
+    def read(
+        self, rows: Sequence[range] | None = None, on_progress: OnProgress = None
+    ) -> GraphDataset:
+        """Return the graphs of these rows, some of their neighbours, or all; they stay on disk."""
 
 
 @dataclass(eq=False, repr=False)
@@ -65,6 +88,8 @@ class GraphDataset:
     table: Table | None = None
     #: What was skipped, added or converted, one line each, for the user.
     notes: list[str] = field(default_factory=list)
+    #: The long table that the graphs are from.
+    source: RowTable | None = None
     _fingerprint: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -108,6 +133,7 @@ class GraphDataset:
             rows=chosen if self.rows is None else self.rows[chosen],
             smiles=subset(self.smiles),
             names=subset(self.names),
+            source=None,
         )
 
     def __iter__(self) -> Iterator[Data]:
@@ -115,6 +141,11 @@ class GraphDataset:
 
     def __repr__(self) -> str:
         return f"GraphDataset({self.spec!r}, {len(self)} graphs, level={self.level!r})"
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether these are a few of the graphs of :attr:`source`."""
+        return self.source is not None and not isinstance(self.graphs, StreamedGraphs)
 
     @cached_property
     def num_nodes(self) -> np.ndarray:
@@ -151,6 +182,10 @@ class GraphDataset:
             return np.empty((int(self.label_ptr[-1]), 0))
         labels = torch.cat([graph[name].double() for graph in self.graphs])
         return (labels if labels.dim() == 2 else labels[:, None]).numpy()  # [rows, num_targets]
+
+    def all_labels(self) -> np.ndarray:
+        """Return the labels of every row of a long table, read or not; else :meth:`labels`."""
+        return self.labels() if self.source is None else self.source.labels
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the ids and every attribute of every graph.

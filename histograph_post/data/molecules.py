@@ -13,6 +13,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,10 @@ from ..errors import DataError, MissingExtraError
 from ..utils.text import listed
 from .dataset import GraphDataset, as_links
 from .labels import attach_labels, label_tensor
-from .row_blocks import StreamedGraphs
 from .spec import (
     LEVEL_ARGS,
     STREAM_ARGS,
+    OnProgress,
     Reading,
     as_bool,
     as_choice,
@@ -88,37 +89,101 @@ def read_molecules(
     wanted = level_options(args, own="graph", spec=spec)
     features = as_choice(args, "mol_features", MOLECULE_ENCODINGS, default="ogb", spec=spec)
     stream = as_bool(args, "stream", default=None, spec=spec)
-    labels, notes = choose_targets(table, smiles_column, targets)
-    smiles = table.column(smiles_column)
-    graphs: Sequence[Data]
+    reading = reading or Reading()
+    molecules = MoleculeTable(table, spec, smiles_column, features, targets, reading)
     if wanted["level"] != "link" and stays_on_disk(table.num_rows, stream):
-        graphs = kept = read_rows(SmilesRows(smiles, features), reading, spec=spec)
-        rows, problems = kept.rows, kept.skipped
-    else:
-        graphs, rows, problems = encode(smiles, features)
-    notes += _skipped(problems, smiles)
-    if not graphs:
-        raise DataError(f"{spec}: found no molecule RDKit can read in column {smiles_column!r}")
-    if labels:
-        values = np.stack(list(labels.values()), axis=1)  # [num_rows, num_targets]
-        y = label_tensor(values[rows])  # [num_graphs, num_targets]
-        if isinstance(graphs, StreamedGraphs):
-            graphs.y = y
-        else:
-            attach_labels(graphs, y)
-    dataset = GraphDataset(
-        spec=spec,
-        graphs=graphs,
-        ids=row_ids(table, rows),
-        level="graph",
-        target_names=list(labels),
-        rows=rows,
-        smiles=SelectedRows(rows, smiles),
-        names=row_names(table, rows),
-        table=replace(table, problems=problems),
-        notes=notes,
-    )
+        return molecules.sample if reading.sampled else molecules.read()
+    dataset = molecules.encoded(range(table.num_rows))
     return as_links(dataset, wanted["links"]) if wanted["level"] == "link" else dataset
+
+
+#: Rows of a long table that a model is tried out on, and that tell how many nodes a text makes.
+_SAMPLED = 256
+
+
+class MoleculeTable:
+    """A table of molecules, of which any rows can become graphs."""
+
+    def __init__(
+        self, table: Table, spec: str, column: str, features: str, targets: Any, reading: Reading
+    ) -> None:
+        self._table, self._spec, self._column = table, spec, column
+        self._features, self._reading = features, reading
+        columns, self._notes = choose_targets(table, column, targets)
+        self._targets = list(columns)
+        #: Of every row, NaN where missing: ``[num_rows, num_targets]``.
+        self.labels = np.empty((table.num_rows, 0))
+        if columns:
+            self.labels = np.stack(list(columns.values()), axis=1)
+        self._smiles = table.column(column)
+        self._rows = SmilesRows(self._smiles, features)
+
+    @cached_property
+    def key(self) -> str:
+        """A hash of what determines the graphs, their labels and their ids."""
+        digest = hashlib.sha256(self._rows.key(range(len(self._rows))).encode())
+        digest.update(self.labels.tobytes())
+        for name in self._ids:
+            digest.update(name.encode() + b"\0")
+        return digest.hexdigest()
+
+    def num_nodes(self) -> np.ndarray:
+        """Estimate the nodes of each row from the length of its text, int64 ``[num_rows]``."""
+        lengths = np.fromiter(map(len, self._smiles), np.int64, len(self._rows))
+        ratio = self.sample.num_nodes.sum() / lengths[self.sample.rows].sum()
+        return np.rint(lengths * ratio).astype(np.int64)
+
+    @cached_property
+    def _ids(self) -> SelectedRows:
+        return row_ids(self._table, np.arange(len(self._rows)))
+
+    @cached_property
+    def sample(self) -> GraphDataset:
+        """The graphs of a few rows, spread over the table."""
+        spread = np.linspace(0, len(self._rows) - 1, _SAMPLED).astype(int)
+        found = self.encoded(np.unique(spread).tolist())
+        return replace(found, source=self, notes=list(self._notes))
+
+    def encoded(self, rows: Sequence[int]) -> GraphDataset:
+        """Return the graphs of some rows, in memory."""
+        graphs, places, problems = encode([self._smiles[row] for row in rows], self._features)
+        kept = np.array(rows, dtype=np.int64)[places]
+        if self._targets:
+            attach_labels(graphs, label_tensor(self.labels[kept]))  # [num_graphs, num_targets]
+        problems = {rows[at]: why for at, why in problems.items()}
+        return self._dataset(graphs, kept, problems)
+
+    def read(
+        self, rows: Sequence[range] | None = None, on_progress: OnProgress = None
+    ) -> GraphDataset:
+        """Return the graphs of these rows, some of their neighbours, or all; they stay on disk."""
+        how = replace(self._reading, on_progress=on_progress or self._reading.on_progress)
+        graphs = read_rows(self._rows, how, spec=self._spec, wanted=rows)
+        if self._targets:
+            graphs.y = label_tensor(self.labels[graphs.rows])  # [num_graphs, num_targets]
+        return replace(self._dataset(graphs, graphs.rows, graphs.skipped), source=self)
+
+    def _dataset(
+        self, graphs: Sequence[Data], rows: np.ndarray, problems: Mapping[int, str]
+    ) -> GraphDataset:
+        in_memory, num_rows = isinstance(graphs, list), len(graphs) + len(problems)
+        if not graphs and (in_memory or num_rows == len(self._rows)):  # else a job's part may
+            column = f"column {self._column!r}, in {num_rows} rows"
+            raise DataError(f"{self._spec}: found no molecule RDKit can read in {column}")
+        # Whether a column has ids is decided by all rows: a job does not see those of others.
+        ids = row_ids(self._table, rows) if in_memory else SelectedRows(rows, self._ids.column)
+        return GraphDataset(
+            spec=self._spec,
+            graphs=graphs,
+            ids=ids,
+            level="graph",
+            target_names=self._targets,
+            rows=rows,
+            smiles=SelectedRows(rows, self._smiles),
+            names=row_names(self._table, rows),
+            table=replace(self._table, problems=problems),
+            notes=[*self._notes, *_skipped(problems, self._smiles, num_rows)],
+        )
 
 
 def encode(smiles: Sequence[str], features: str) -> tuple[list[Data], np.ndarray, dict[int, str]]:
@@ -135,8 +200,8 @@ def encode(smiles: Sequence[str], features: str) -> tuple[list[Data], np.ndarray
     return graphs, np.array(rows, dtype=np.int64), problems
 
 
-def _skipped(problems: Mapping[int, str], smiles: Sequence[str]) -> list[str]:
-    """Return notes on the rows without a graph."""
+def _skipped(problems: Mapping[int, str], smiles: Sequence[str], num_rows: int) -> list[str]:
+    """Return notes on the rows without a graph, of so many that were read."""
     unreadable, unknown = [], []
     for row, problem in problems.items():
         named = f"row {row} {_short(smiles[row])}"
@@ -145,7 +210,7 @@ def _skipped(problems: Mapping[int, str], smiles: Sequence[str]) -> list[str]:
         else:
             unknown.append(f"{named} ({problem})")
     return [
-        f"{len(skipped)} of {len(smiles)} rows without a graph, {reason}: "
+        f"{len(skipped)} of {num_rows} rows without a graph, {reason}: "
         f"{listed(skipped, _LISTED)} (rows count from 0, below the header)"
         for skipped, reason in (
             (unreadable, "RDKit cannot read their SMILES"),

@@ -50,6 +50,10 @@ FORMS = (
 )
 
 
+#: Called with what is done so far, and all there is.
+OnProgress = Callable[[int, int], None] | None
+
+
 @dataclass(frozen=True)
 class Reading:
     """How rows become graphs; the graphs do not depend on it, so no file records it."""
@@ -61,8 +65,10 @@ class Reading:
     workers: int | None = None
     #: ``(i, n)``: job ``i`` of ``n`` that read the same rows into the same folder.
     part: tuple[int, int] = (0, 1)
-    #: Called with the number of rows read so far and of all rows.
-    on_progress: Callable[[int, int], None] | None = None
+    #: Whether a long table of molecules is sampled for now; later, each job reads rows of its own.
+    sampled: bool = False
+    #: Called with the number of rows.
+    on_progress: OnProgress = None
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 0:

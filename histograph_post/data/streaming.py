@@ -3,9 +3,10 @@
 A source of many rows (molecules as text, a PyG ``OnDiskDataset``, a data set of Hugging Face, any
 that can be indexed) is cut into blocks. Worker processes make the graphs of a block and write them
 to one file (``row_blocks.py``); from then on a graph is a slice of a memory-mapped file. A block
-has a key, the hash of its rows: a command that was killed, or is run again, finds its blocks, and
-jobs that share a folder (``--shard i/n``) share the work, since each begins at its own place and
-skips blocks that another has written. Iterators are read in this process.
+has a key, the hash of its rows: a command that was killed, or is run again, finds its blocks. Jobs
+that share a folder (``--shard i/n``) read the rows of their own shards of a table of molecules; of
+other sources they share the work, since each begins at its own place and skips blocks that another
+has written. Iterators are read in this process.
 
 Of a user's own graphs, only those with node features and graph-level labels stay on disk: features
 and splits that depend on all graphs need them in memory.
@@ -99,12 +100,26 @@ class RowSource(Protocol):
         """Close what processes must not share, such as a connection to a database."""
 
 
-def read_rows(source: RowSource, reading: Reading | None, *, spec: str) -> StreamedGraphs:
-    """Read those rows of a source into blocks that are not there yet; return all graphs."""
+def read_rows(
+    source: RowSource,
+    reading: Reading | None,
+    *,
+    spec: str,
+    wanted: Sequence[range] | None = None,
+) -> StreamedGraphs:
+    """Read those blocks of a source that are not there yet; return the graphs of all blocks.
+
+    Args:
+        wanted: Leave out blocks that have none of these rows.
+    """
     reading = reading or Reading()
     writing = _Writing(source, _folder(reading), spec)
-    total = len(source)
-    blocks = [range(total)[start : start + BLOCK_ROWS] for start in range(0, total, BLOCK_ROWS)]
+    every = range(len(source))
+    blocks = [every[start : start + BLOCK_ROWS] for start in every[::BLOCK_ROWS]]
+    if wanted is not None:
+        needed = {row // BLOCK_ROWS for rows in wanted for row in (*rows[::BLOCK_ROWS], *rows[-1:])}
+        blocks = [blocks[number] for number in sorted(needed)]
+    total = sum(map(len, blocks))
     # Each job begins at its own place, and wraps around.
     number, count = reading.part
     first = number * len(blocks) // count

@@ -328,7 +328,7 @@ def _counts_rows(name: str, numbers: np.ndarray) -> bool:
     return ascending and (_plain(name) in _ID_COLUMNS or len(numbers) >= _MIN_COUNTED_ROWS)
 
 
-def row_ids(table: Table, rows: np.ndarray) -> Sequence[str]:
+def row_ids(table: Table, rows: np.ndarray) -> SelectedRows:
     """Return the cells of a column of ids if they are unique, else the row numbers."""
     plain = {_plain(name): name for name in table.header}
     for name in _ID_COLUMNS:

@@ -11,6 +11,7 @@ results.json        the scores; written last, which marks the fold as finished
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -22,7 +23,7 @@ import tomli_w
 
 from ..caches.manifest import MANIFEST_NAME, Provenance, read_manifest
 from ..data import DataSpec
-from ..data.spec import Reading
+from ..data.spec import OnProgress, Reading
 from ..errors import ConfigError, NotFoundError
 from ..models import ModelSpec, parse_args
 from ..models.spec import load_pretrained
@@ -47,7 +48,6 @@ from ..utils.trust import Trusted, code_to_trust
 from .folds import cache_folders
 
 if TYPE_CHECKING:
-    from ..caches.caching import ProgressCallback
     from ..caches.planning import CachePlan
     from ..caches.probing import CacheOptions
 
@@ -226,7 +226,7 @@ def plan_caches(
     split_seed: int = 0,
     reading: Reading,
     device: str = "auto",
-    progress: Callable[[str], AbstractContextManager[ProgressCallback | None]],
+    progress: Callable[[str], AbstractContextManager[OnProgress]],
 ) -> Iterator[tuple[FoldCheckpoint, CachePlan, list[str]]]:
     """Load each checkpoint, and their data once; yield it with its plan and notes for the user."""
     from ..caches.planning import plan_cache
@@ -236,10 +236,11 @@ def plan_caches(
         with progress("reading rows") as update:
             data = replace(each.data, reading=replace(reading, on_progress=update))
             source = load_pretrained(each.model, data, dataset=dataset, allow_missing=True)
+        choose = functools.partial(resolve_splits, spec=split or each.split, seed=split_seed)
         plan = plan_cache(
             source.model,
             source.dataset,
-            resolve_splits(source.dataset, split or each.split, seed=split_seed),
+            choose if source.dataset.is_sample else choose(source.dataset),
             options=options,
             model_spec=source.spec,
             data_args=source.data.args,

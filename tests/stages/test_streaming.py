@@ -7,16 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch_geometric.data import Batch
 
 import histograph_post as hg
 from histograph_post.caches import Cache, planning
 from histograph_post.caches.caching import cache
-from histograph_post.data import streaming
+from histograph_post.data import load_data, streaming
 from histograph_post.data.streaming import IndexedRows
 from histograph_post.errors import CacheError, ConfigError
+from histograph_post.models import build_model
 from histograph_post.utils.files import LINKS_VARIABLE
 
-from ..helpers import demo_graphs, histograph, make_model
+from ..helpers import contents, demo_graphs, histograph, make_model
 
 
 class Graphs:
@@ -56,6 +59,80 @@ def test_two_jobs_write_the_cache_of_one_and_leave_no_rows(tmp_path: Path) -> No
     assert np.array_equal(written.labels(), together.labels())
     for at in range(24):
         assert torch.equal(written[at].history, together[at].history)  # type: ignore[arg-type]
+
+
+SMILES = ["CCO", "c1ccccc1O", "CC(=O)O", "C#N", "[Na+].[Cl-]", "CCN", "CC(C)C", "C1CC1O"]
+
+
+def molecules(folder: Path) -> tuple[object, ...]:
+    """Write a table of 256 molecules, of which some cannot be read, and the words to cache it."""
+    texts = [SMILES[number % 8] if number % 9 else "no molecule" for number in range(256)]
+    texts[80:160] = ["no molecule"] * 80  # more than a shard of them
+    rows = [f"molecule {number},{text},{number % 2}" for number, text in enumerate(texts)]
+    (folder / "table.csv").write_text("\n".join(["name,smiles,target", *rows]))
+    model = build_model("gin", {"hidden": 512, "num_layers": 2}, in_dim=[120] * 9, out_dim=1)
+    save_file(model.state_dict(), folder / "gin.safetensors")
+    sizes = ("--model-args", "hidden=512", "--model-args", "num_layers=2")
+    named = ("--model", "gin", *sizes, "--checkpoint", folder / "gin.safetensors")
+    return (
+        "cache",
+        *named,
+        "--data",
+        f"smiles:{folder / 'table.csv'}",
+        "--workers",
+        0,
+        "--shard-mb",
+        1,
+    )
+
+
+def test_a_job_reads_rows_of_its_own_and_the_jobs_make_the_cache_of_one(
+    tmp_path: Path,
+) -> None:
+    words, out = molecules(tmp_path), tmp_path / "jobs"
+    assert histograph(*words, "-o", tmp_path / "one").exit_code == 0
+    for job in (3, 0, 2):
+        assert histograph(*words, "--shard", f"{job}/4", "-o", out).exit_code == 0
+        if job == 3:  # of 26 blocks
+            assert len(list((tmp_path / "jobs.rows").iterdir())) < 9
+    assert not (out / "manifest.json").exists()
+    result = histograph(*words, "--shard", "1/4", "-o", out)
+    assert result.exit_code == 0, result.output
+    assert "100 of 256 rows without a graph" in result.output
+    assert not (tmp_path / "jobs.rows").exists()
+    found, expected = contents(out), contents(tmp_path / "one")
+    del found["config.toml"], expected["config.toml"]  # which has --shard
+    assert found == expected
+    assert histograph("verify", out).exit_code == 0
+
+    made, memory = Cache.open(out), load_data(words[-5], args={"stream": False})  # type: ignore[arg-type]
+    assert made.num_nodes.tolist() == memory.num_nodes.tolist()
+    assert made.ids() == list(memory.ids)
+    assert made.molecules() == list(zip(memory.smiles or (), memory.names or (), strict=True))
+    assert np.array_equal(made.labels(), memory.labels())
+    assert made.splits.total == len(memory) == 156
+    assert [shard.stop - shard.start for shard in made.manifest.shards].count(0) > 0
+    batch = Batch.from_data_list(list(memory.graphs))
+    model = build_model("gin", {"hidden": 512, "num_layers": 2}, in_dim=[120] * 9, out_dim=1)
+    model.load_state_dict(load_file(tmp_path / "gin.safetensors"))
+    with torch.inference_mode():
+        embedded = model.eval().embedding(batch.x)  # type: ignore[operator]
+    history = made.gather(range(156)).history
+    assert torch.equal(history[:, 0], embedded)  # type: ignore[call-overload]
+
+
+def test_a_lost_shard_of_a_table_is_written_again(
+    tmp_path: Path,
+) -> None:
+    words = (*molecules(tmp_path), "-o", tmp_path / "cache")
+    assert histograph(*words).exit_code == 0
+    before = contents(tmp_path / "cache")
+    (tmp_path / "cache" / "shard-00004.h5").unlink()
+    assert histograph(*words).exit_code == 0
+    assert contents(tmp_path / "cache") == before
+    result = histograph(*words, "--split", "kfold:3")
+    assert result.exit_code == 1
+    assert "that this command would not write" in result.output
 
 
 def test_a_killed_prediction_goes_on_where_it_stopped(tmp_path: Path) -> None:
