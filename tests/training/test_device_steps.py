@@ -71,7 +71,7 @@ def test_a_step_of_the_default_head_reads_nothing_back(loaded: LoadedCache) -> N
     assert not step.reads
     assert step.copies.total() == 2
     assert all(line.startswith("pinned") for line in step.copies)
-    assert step.kernels.total() <= 143
+    assert step.kernels.total() <= 144
 
 
 def test_a_history_that_the_device_has_no_room_for_is_sent_ahead(loaded: LoadedCache) -> None:
@@ -93,7 +93,7 @@ def test_half_precision_is_sent_as_it_is_stored_and_widened_there(tmp_path: Path
 #: Kernels, blocking reads and copies of a step: what it was when this was written. The paper's own
 #: head needs no statistics; operators of PyTorch Geometric ask for sizes on the way.
 BUDGETS = {
-    **{"histograph": (143, 0, 2), "histograph-paper": (142, 0, 2)},
+    **{"histograph": (144, 0, 2), "histograph-paper": (142, 0, 2)},
     **dict.fromkeys(("mean", "sum", "max", "layer-mean", "jk-cat", "jk-max"), (36, 0, 1)),
     **{"jk-lstm": (357, 0, 1), "attention": (71, 0, 1), "set2set": (266, 0, 1)},
     **{"sortpool": (89, 4, 2), "set-transformer": (204, 4, 3), "gmt": (206, 2, 3)},
