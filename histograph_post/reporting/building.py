@@ -249,10 +249,12 @@ def gather_evidence(
     run: Run, caches: Sequence[Cache], on_progress: OnProgress | None = None
 ) -> Evidence:
     """Analyse the layers, the head and the examples on the test graphs of a run."""
-    found = Evidence()
+    found, outcomes = Evidence(), chosen_outcomes(run)
     if not caches:
+        source = _source_cache(run)
+        if source is not None and run.task.level == "graph" and outcomes:
+            found.molecules = _listed_molecules(run, source, outcomes)
         return found
-    outcomes = chosen_outcomes(run)
     fold, seed = run.chosen
     own = next((o for o in outcomes if o.fold == fold and seed in o.seeds), None)
     if own is None:
@@ -346,6 +348,18 @@ def _add_examples(
             f"{plural(missing, 'molecule')} drawn as graphs: RDKit is not installed (extra chem), "
             "or the SMILES has other atoms or bonds than the graph."
         )
+
+
+def _source_cache(run: Run) -> Cache | None:
+    """Return the cache that a fine-tuning started from: its molecules are still the run's."""
+    if not run.backbone.in_run:
+        return None
+    try:
+        cache = open_caches(run.backbone.cache)[0]
+    except HistographError:
+        return None
+    same = cache.manifest.data.fingerprint == run.backbone.data.fingerprint
+    return cache if same else None
 
 
 def _listed_molecules(run: Run, cache: Cache, outcomes: Sequence[Outcome]) -> dict[int, Molecule]:

@@ -73,6 +73,11 @@ def test_molecules_are_drawn_as_molecules(tmp_path: Path) -> None:
     assert {row[0] for row in rows[1:]} <= {f"molecule {at}" for at in range(len(smiles))}
     figures = hg.report(tmp_path / "run", tmp_path / "f.html", figures=tmp_path / "f", form="pdf")
     assert all(path.read_bytes().startswith(b"%PDF-") for path in figures.files)
+    # After fine-tuning no cache fits, but the molecules are the same.
+    tuned = hg.finetune(tmp_path / "run", tmp_path / "t", model=model, data=data, epochs=1)
+    page = Reader(hg.report(tuned).path.read_text(encoding="utf-8"))
+    (rows,) = [table for table in page.tables if "SMILES" in table[0]]
+    assert {row[1] for row in rows[1:]} <= set(smiles)
     # The cache knows its molecules, whatever becomes of the table; other ones are not drawn.
     table.unlink()
     known = tmp_path / "a.cache" / "molecules.smi"
