@@ -20,6 +20,7 @@ from ..capture import Capture, CapturePlan, Parity, check_parity, plan_capture
 from ..capture.checks import require_unneeded
 from ..capture.passes import (
     device_of,
+    frozen,
     is_repeatable,
     repeat_note,
     repeatable,
@@ -195,7 +196,7 @@ def _own_output(
     if level == "link":
         return OwnOutput(problem="a link task has no output of the model's own")
     rows = int(batch.num_nodes) if level == "node" else int(batch.num_graphs)
-    with OutputForm() as form:
+    with frozen(model), OutputForm() as form:
         output = call_model(model, batch, capture.call)
         found = prediction(output, rows=rows, key=options.output_key)
     if found is None:

@@ -76,6 +76,17 @@ def version_of(tensor: Tensor) -> int:
 
 
 @contextmanager
+def without_advice() -> Iterator[None]:
+    """Silence torch's advice on reentrant checkpoints: a capture needs no gradients.
+
+    Where fine-tuning needs them, their absence is an error that names the layers.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")
+        yield
+
+
+@contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
     """Put the model into ``eval()``; afterwards restore all that a forward pass may change.
 
@@ -90,7 +101,7 @@ def frozen(model: nn.Module) -> Iterator[None]:
         for tensor in (*model.parameters(), *model.buffers())
         if tensor.device.type == "cuda"
     }
-    with torch.random.fork_rng(devices=list(devices)):
+    with torch.random.fork_rng(devices=list(devices)), without_advice():
         try:
             model.eval()
             yield

@@ -24,7 +24,16 @@ from torch_geometric.data import Batch
 
 from ..errors import CaptureError
 from ..models import call_model
-from .passes import Enter, Leave, eager_module, function_name, is_counted, tensors_in, watch_calls
+from .passes import (
+    Enter,
+    Leave,
+    eager_module,
+    function_name,
+    is_counted,
+    tensors_in,
+    watch_calls,
+    without_advice,
+)
 from .points import CapturePlan, CapturePoint
 
 #: Takes the number of a layer and its tensor, ``[num_nodes, width]``; returns a copy.
@@ -75,6 +84,7 @@ class Capture:
             raise CaptureError("this capture is already in use")
         wanted = {*self.plan.runs, *(point.module for point in self.plan.points)}
         with ExitStack() as watched:
+            watched.enter_context(without_advice())
             for name, module in self._model.named_modules():
                 if self._watches or name in wanted:
                     watched.enter_context(watch_calls(module, *self._around(name)))

@@ -8,9 +8,7 @@ the history.
 from __future__ import annotations
 
 import shlex
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -178,7 +176,7 @@ def _around(name: str) -> list[str]:
 
 def layers_of_parameters(model: nn.Module, plan: CapturePlan, batch: Batch) -> dict[str, int]:
     """Return the first layer of the history that depends on each trainable parameter."""
-    with frozen(model), torch.inference_mode(False), torch.enable_grad(), _without_advice():
+    with frozen(model), torch.inference_mode(False), torch.enable_grad():
         history = Capture(model, plan).run(batch).history
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found: dict[str, int] = {}
@@ -260,18 +258,10 @@ def _cut_off(
     """
     first = len(plan.points) - (options.unfreeze_last or 0)
     before = replace(plan, points=plan.points[:first])
-    with frozen(model), _without_advice():
+    with frozen(model):
         needed = needed_parameters(model, batch, plan, among) if among else set()
         early = needed_parameters(model, batch, before, needed) if needed and first > 0 else set()
     return {name: 0 if name in early else first for name in needed}
-
-
-@contextmanager
-def _without_advice() -> Iterator[None]:
-    """Silence the warning about reentrant checkpoints, for which there is an error here."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")
-        yield
 
 
 # --- how many parameters and buffer values of a network are trainable, and how many changed

@@ -45,7 +45,6 @@ class Net(nn.Module):
         return self.last(global_mean_pool(self.third(x, edge_index), batch))
 
 
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("way", ["reentrant", "no_grad", "detach"])
 def test_layers_without_gradient_are_refused_and_named(way: str, tmp_path: Path) -> None:
     model = Net(way).eval()
