@@ -14,6 +14,7 @@ from .registry import add, entry, keep
 from .running import Plain
 
 MEETING, MORE = "branches that meet", "more rows than nodes"
+WEIGHTS = "weights of experts, nodes and channels"
 
 
 @entry("a trunk, then a tower for each task", MEETING)
@@ -183,3 +184,173 @@ class Copies(nn.Module):
         for conv in self.convs:
             x = F.relu(conv(x, edge_index))
         return self.head(global_mean_pool(x.view(2, num_nodes, -1).mean(0), batch))
+
+
+# --- weights of experts, layers, nodes and channels
+
+
+class Weighed(nn.Module):
+    """Three layers, and a way to make an output of their states, the embedded input among them."""
+
+    def __init__(self, **modules):
+        super().__init__()
+        self.embed, self.head = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, 2)
+        self.convs = nn.ModuleList(GCNConv(WIDTH, WIDTH) for _ in range(3))
+        for name, module in modules.items():
+            setattr(self, name, module)
+
+    def states(self, x, edge_index):
+        xs = [keep(self.embed(x))]
+        for conv in self.convs:
+            xs.append(keep(conv(xs[-1], edge_index).relu()))
+        return xs
+
+    def pool(self, x, batch):
+        return self.head(global_add_pool(keep(x), batch))
+
+
+# All nodes of a probe may be routed to one expert: the zeros they are written into are no state.
+@entry("experts: each node is written by the one it is routed to", WEIGHTS)
+class Routed(Weighed):
+    def __init__(self):
+        super().__init__(gates=nn.ModuleList(nn.Linear(WIDTH, 2) for _ in range(3)))
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+        self.gates[2].bias.data[0] += 100
+
+    def forward(self, x, edge_index, batch):
+        x = keep(self.embed(x))
+        for number, (conv, gate) in enumerate(zip(self.convs, self.gates, strict=True)):
+            x = conv(x, edge_index).relu()
+            weight, chosen = gate(x).softmax(-1).max(-1)
+            written = torch.zeros_like(x)
+            for at in range(2):
+                rows = chosen == at
+                written[rows] = weight[rows, None] * self.experts[2 * number + at](x[rows])
+            x = keep(x + written)
+        return self.head(global_add_pool(x, batch))
+
+
+@entry("layers weighed per node, by the raw features", WEIGHTS)
+class RawGate(Weighed):
+    def __init__(self):
+        super().__init__(gate=nn.Linear(FEATURES, 4))
+
+    def forward(self, x, edge_index, batch):
+        weight = self.gate(x).softmax(-1)  # [num_nodes, 4]
+        xs = self.states(x, edge_index)
+        return self.pool(sum(weight[:, i : i + 1] * h for i, h in enumerate(xs)), batch)
+
+
+@entry("adaptive halting: what remains for a layer weighs its state", WEIGHTS)
+class Halting(Weighed):
+    def __init__(self):
+        super().__init__(halt=nn.Linear(WIDTH, 1))
+
+    def forward(self, x, edge_index, batch):
+        left, total = torch.ones(len(x), 1), 0
+        _, *rest, last = self.states(x, edge_index)
+        for h in rest:
+            weight = left * self.halt(h).sigmoid()
+            total, left = total + weight * h, left - weight
+        return self.pool(total + left * last, batch)
+
+
+@entry("two towers, mixed per node by the raw features", WEIGHTS)
+class MixedTowers(Weighed):
+    def __init__(self):
+        super().__init__(gate=nn.Linear(FEATURES, 2))
+        self.towers = nn.ModuleList(
+            nn.ModuleList(SAGEConv(WIDTH, WIDTH) for _ in range(2)) for _ in range(2)
+        )
+
+    def forward(self, x, edge_index, batch):
+        weight, start, mixed = self.gate(x).softmax(-1), keep(self.embed(x)), 0
+        for number, tower in enumerate(self.towers):
+            h = start
+            for conv in tower:
+                h = keep(conv(h, edge_index).relu())
+            mixed = mixed + weight[:, number, None] * h
+        return self.pool(mixed, batch)
+
+
+# The next layer is given the product, so that is the state.
+@entry("layers times a number each, then their sum", WEIGHTS)
+class ScaledLayers(Weighed):
+    def __init__(self):
+        super().__init__(scale=nn.Parameter(torch.rand(3) + 0.5))
+
+    def forward(self, x, edge_index, batch):
+        xs = [keep(self.embed(x))]
+        for scale, conv in zip(self.scale, self.convs, strict=True):
+            xs.append(keep(scale * conv(xs[-1], edge_index).relu()))
+        return self.pool(sum(xs), batch)
+
+
+@entry("a weight per layer and channel", WEIGHTS)
+class ChannelWeights(Weighed):
+    def __init__(self):
+        super().__init__(weight=nn.Parameter(torch.rand(4, WIDTH)))
+
+    def forward(self, x, edge_index, batch):
+        xs = self.states(x, edge_index)
+        return self.pool(sum(w * h for w, h in zip(self.weight, xs, strict=True)), batch)
+
+
+class Scale(nn.Module):
+    """An RMSNorm that is not called one."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(WIDTH) + 0.5)
+
+    def forward(self, x):
+        return self.scale * x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+
+
+@entry("a scale of channels before the pool, as a module", WEIGHTS)
+class LastScale(Weighed):
+    def __init__(self):
+        super().__init__(scale=Scale())
+
+    def forward(self, x, edge_index, batch):
+        return self.pool(self.scale(self.states(x, edge_index)[-1]), batch)
+
+
+@entry("a norm before the pool, as a function", WEIGHTS)
+class FunctionalNorm(Weighed):
+    def __init__(self):
+        super().__init__(scale=nn.Parameter(torch.rand(WIDTH) + 0.5))
+
+    def forward(self, x, edge_index, batch):
+        last = self.states(x, edge_index)[-1]
+        return self.pool(F.layer_norm(last, (WIDTH,), self.scale), batch)
+
+
+@entry("raw features beside every state", WEIGHTS)
+class RawBeside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        widths = [FEATURES, WIDTH + FEATURES, WIDTH + FEATURES]
+        self.convs = nn.ModuleList(GCNConv(width, WIDTH) for width in widths)
+        self.out = nn.Linear(WIDTH + FEATURES, 5)
+
+    def states(self, x, edge_index):
+        raw = keep(x)
+        for conv in self.convs:
+            x = keep(torch.cat([conv(x, edge_index).relu(), raw], dim=-1))
+        return x
+
+    def forward(self, x, edge_index, batch):
+        return self.out(global_mean_pool(self.states(x, edge_index), batch))
+
+
+@entry("raw features beside every state, a map before the pool", WEIGHTS)
+class RawBesideThenMap(RawBeside):
+    def forward(self, x, edge_index, batch):
+        return global_mean_pool(keep(self.out(self.states(x, edge_index))), batch)
+
+
+@entry("raw features beside every state, a map per node", WEIGHTS)
+class RawBesidePerNode(RawBeside):
+    def forward(self, x, edge_index):
+        return self.out(self.states(x, edge_index))
