@@ -125,15 +125,11 @@ def save_fold(
 def load_fold(spec: FitSpec, folder: Path) -> Fit:
     """Read a finished fold back, without its outputs, which are not saved."""
     stored = read_fold(folder)
-    return Fit(
-        spec=spec,
-        scores=stored["scores"],
-        best_epoch=stored["best_epoch"],
-        num_epochs=stored["epochs"],
-        num_parameters=stored["num_parameters"],
+    return Fit.of_json(
+        spec,
+        stored,
         seconds_per_epoch=0.0,
         log=read_json_lines(folder / METRICS_NAME),
-        diverged=stored.get("diverged", False),
         backbone={"weights_sha256": stored["weights_sha256"]},
     )
 

@@ -101,6 +101,19 @@ class Fit:
     #: What changed in the backbone and the hash of its weights; None for a frozen one.
     backbone: Mapping[str, Any] | None = None
 
+    @classmethod
+    def of_json(cls, spec: FitSpec, stored: Mapping[str, Any], **others: Any) -> Fit:
+        """Return a fit from the file of its results, and what that file does not hold."""
+        return cls(
+            spec=spec,
+            scores=stored["scores"],
+            best_epoch=stored["best_epoch"],
+            num_epochs=stored["epochs"],
+            num_parameters=stored["num_parameters"],
+            diverged=stored.get("diverged", False),
+            **others,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values, the same on every run with the same seed on the same machine."""
         return {
@@ -307,12 +320,9 @@ def load_fit(spec: FitSpec, folder: Path) -> Fit:
     stored = read_fit(folder)
     require_sealed(folder, stored)
     arrays = read_outputs(folder)
-    return Fit(
-        spec=spec,
-        scores=stored["scores"],
-        best_epoch=stored["best_epoch"],
-        num_epochs=stored["epochs"],
-        num_parameters=stored["num_parameters"],
+    return Fit.of_json(
+        spec,
+        stored,
         seconds_per_epoch=stored["seconds_per_epoch"],
         test_rows=arrays["rows"],
         test_outputs=arrays["outputs"],
@@ -320,7 +330,6 @@ def load_fit(spec: FitSpec, folder: Path) -> Fit:
         valid_outputs=arrays.get("valid_outputs", arrays["outputs"][:0]),
         log=stored["log"],
         strength=stored.get("strength"),
-        diverged=bool(stored.get("diverged", False)),
         backbone=stored.get("backbone"),
     )
 
