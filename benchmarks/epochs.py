@@ -12,6 +12,7 @@ from torch import nn
 
 from histograph_post.caches import Cache
 from histograph_post.capture import CapturePlan
+from histograph_post.experiments.folds import Fold
 from histograph_post.experiments.head_fits import make_head
 from histograph_post.heads.histograph import accelerate
 from histograph_post.runs.fits import FitSpec
@@ -47,7 +48,7 @@ class HeadTraining:
         self.task = infer_task(self._loaded.labels, "graph")
         self._options = TrainingOptions(epochs=1, batch_size=batch_size)
         self._spec = FitSpec("histograph", {"dim": dim}, self._options, fold=0, seed=0)
-        self._made = make_head(self._spec, self._loaded, self.split, self.task)
+        self._made = make_head(self._spec, Fold(0, self._loaded, self.split), self.task)
 
     @classmethod
     def of(cls, work: Workloads, cache: Cache, *, memory_limit: int | None = None) -> HeadTraining:

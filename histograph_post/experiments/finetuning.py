@@ -162,7 +162,7 @@ class Finetuning(BackboneStage):
         if self.source is not None:
             head, standardizer = self.source.load_head(spec.fold, spec.seed)
         else:
-            made = make_head(spec, fold.loaded, fold.split, self.task)
+            made = make_head(spec, fold, self.task)
             head, standardizer = made.head, made.standardizer
         before, _ = self.start(spec, folder)
         return self.fit_network(
@@ -175,8 +175,7 @@ class Finetuning(BackboneStage):
             return self.frozen.share(spec)
         if self.source is not None:
             return None
-        fold = self.frozen.folds[spec.fold]
-        return share_rows(spec, fold.loaded, fold.split, self.task, history=False)
+        return share_rows(spec, self.frozen.folds[spec.fold], self.task, history=False)
 
     def using(self, spec: FitSpec, shared: SharedRows | None) -> AbstractContextManager[None]:
         """Use the activations that another process shares."""

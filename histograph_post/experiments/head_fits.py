@@ -21,13 +21,13 @@ from ..heads.readouts import Probe
 from ..heads.registry import RIVALS, build_reader, head_info
 from ..heads.standardize import Standardizer
 from ..runs.fits import Fit, FitSpec, train_fit
-from ..splits import Split
 from ..tasks import TargetScale, Task
 from ..training.batches import HeadBatches, HeadNetwork
 from ..training.loaded_cache import LoadedCache, SharedRows
 from ..training.loop import OnEpoch, Trainer
 from ..training.node_batches import NodeBatches, goes_by_nodes, whole_graph
 from ..training.solving import Solution, solve_linear
+from .folds import Fold
 from .rivals import fit_rival
 from .solved_fits import collect_features, draw_rows, fit_of_another_seed, limit, solve_fit
 
@@ -96,15 +96,16 @@ class FreshHead:
     solved: bool
 
 
-def make_head(spec: FitSpec, loaded: LoadedCache, split: Split, task: Task) -> FreshHead:
+def make_head(spec: FitSpec, fold: Fold, task: Task) -> FreshHead:
     """Build the head of a fit: the same for every stage that starts from this cache."""
-    standardizer = loaded.standardizer(split.train) if spec.standardize else None
+    loaded, train = fold.loaded, fold.split.train
+    standardizer = loaded.standardizer(train) if spec.standardize else None
     torch.manual_seed(spec.seed)
     head = _build(spec, loaded, task)
     if spec.warm_start and head_info(spec.head).warm_starts:
-        classifier = own_classifier(loaded, task, split.train, standardize=spec.standardize)
+        classifier = own_classifier(loaded, task, train, standardize=spec.standardize)
         head.warm_start(*classifier)  # type: ignore[operator]
-    solved = _start_solved(head, spec, loaded, split, task)
+    solved = _start_solved(head, spec, fold, task)
     return FreshHead(head, standardizer, solved)
 
 
@@ -117,8 +118,7 @@ def _build(spec: FitSpec, loaded: LoadedCache, task: Task) -> Readout:
 
 def fit_head(
     spec: FitSpec,
-    loaded: LoadedCache,
-    split: Split,
+    fold: Fold,
     task: Task,
     folder: Path,
     *,
@@ -129,7 +129,7 @@ def fit_head(
 
     A solution does not depend on the seed: it is copied from another seed that has it.
     """
-    made = make_head(spec, loaded, split, task)
+    loaded, split, made = fold.loaded, fold.split, make_head(spec, fold, task)
     rows = split.train if spec.standardize else None
     network = HeadNetwork(made.head).to(device)
 
@@ -154,8 +154,8 @@ def fit_head(
         if before is not None:
             return before
         if spec.head in RIVALS:
-            return fit_rival(spec, made.head, features, loaded, split, task, folder)
-        given = (features, loaded, split, task, folder)
+            return fit_rival(spec, made.head, features, fold, task, folder)
+        given = (features, fold, task, folder)
         return solve_fit(spec, made.head, made.standardizer, *given, on_epoch=on_epoch)
     source = batches(statistics=loaded.statistics(rows) if _reads_statistics(made.head) else None)
     if made.head.is_fixed and task.level == "graph":
@@ -174,9 +174,7 @@ def fit_head(
         )
 
 
-def _start_solved(
-    head: nn.Module, spec: FitSpec, loaded: LoadedCache, split: Split, task: Task
-) -> bool:
+def _start_solved(head: nn.Module, spec: FitSpec, fold: Fold, task: Task) -> bool:
     """Start a HistoGraph head at the solved probe of its statistics; return whether it does.
 
     For nodes, at the checkpoint's own classifier unless the probe has the better validation score.
@@ -184,7 +182,8 @@ def _start_solved(
     """
     if not isinstance(head, HistoGraphHead):
         return False
-    rows, options = split.train if spec.standardize else None, head.options
+    loaded, split, options = fold.loaded, fold.split, head.options
+    rows = split.train if spec.standardize else None
     statistics, balance = head.statistics, spec.training.balance
 
     def scaling() -> dict[str, Tensor]:
@@ -202,7 +201,7 @@ def _start_solved(
         targets = task.targets(loaded.labels)
         parts = [draw_rows(part, PROBE_ROWS) for part in (split.train, split.valid)]
         found = solve_linear(described, targets, task, *parts, balance=balance, scaled=True)
-        own = _own_start(head, loaded, split, task, found, standardize=rows is not None)
+        own = _own_start(head, fold, task, found, standardize=rows is not None)
         return own or (found.weight, found.bias)
 
     if statistics is not None:
@@ -218,19 +217,14 @@ def _start_solved(
 
 
 def _own_start(
-    head: HistoGraphHead,
-    loaded: LoadedCache,
-    split: Split,
-    task: Task,
-    probe: Solution,
-    *,
-    standardize: bool,
+    head: HistoGraphHead, fold: Fold, task: Task, probe: Solution, *, standardize: bool
 ) -> tuple[Tensor, Tensor] | None:
     """Return the checkpoint's own classifier of nodes as a map of their description.
 
     It was trained together with the layers; a probe is solved on nodes that these were fitted to.
     None where the probe has the better validation score, or where there is no linear classifier.
     """
+    loaded, split = fold.loaded, fold.split
     outputs = loaded.own_logits(task) if task.level == "node" else None  # [rows, width]
     if outputs is None:
         return None
@@ -280,27 +274,26 @@ def _reads_means(head: nn.Module, loaded: LoadedCache) -> bool:
     return loaded.level == "graph" and isinstance(head, Readout) and head.reads_means
 
 
-def share_rows(
-    spec: FitSpec, loaded: LoadedCache, split: Split, task: Task, *, history: bool = True
-) -> SharedRows:
+def share_rows(spec: FitSpec, fold: Fold, task: Task, *, history: bool = True) -> SharedRows:
     """Return what :func:`fit_head` reads in another process.
 
     Args:
         history: Whether to include the activations, which :func:`make_head` alone does not read.
     """
+    loaded = fold.loaded
     with torch.random.fork_rng(devices=[]):
         head = _build(spec, loaded, task)
-    rows = split.train if spec.standardize else None
+    rows = fold.split.train if spec.standardize else None
     # A probe reads nothing else if its statistics fit into memory.
     if isinstance(head, Probe) and _reads_statistics(head):
         history = history and loaded.all_statistics(rows) is None
-    lent = loaded.share(
+    shared = loaded.share(
         rows,
         history=history,
         means=_reads_means(head, loaded),
         statistics=_reads_statistics(head),
     )
-    _start_solved(head, spec, loaded, split, task)  # once, here, for all seeds
+    _start_solved(head, spec, fold, task)  # once, here, for all seeds
     if history and goes_by_nodes(head, loaded):
         whole_graph(head, loaded, rows, loaded.history(rows))
-    return lent
+    return shared

@@ -109,9 +109,9 @@ class Experiment(ReadoutStage):
         self, spec: FitSpec, folder: Path, *, device: torch.device, on_epoch: OnEpoch | None = None
     ) -> Fit:
         """Train one readout on the cached activations of one fold."""
-        given = (self._only_fold(spec.fold).loaded, self.splits.folds[spec.fold], self.task)
+        fold = self._only_fold(spec.fold)
         with own_code(head_info(spec.head).load()):
-            return fit_head(spec, *given, folder, device=device, on_epoch=on_epoch)
+            return fit_head(spec, fold, self.task, folder, device=device, on_epoch=on_epoch)
 
     def _only_fold(self, number: int) -> Fold:
         """Return a fold, releasing the activations of all others."""
@@ -132,8 +132,7 @@ class Experiment(ReadoutStage):
 
     def share(self, spec: FitSpec) -> SharedRows:
         """Return the activations of a fold, standardised, in shared memory."""
-        fold = self._only_fold(spec.fold)
-        return share_rows(spec, fold.loaded, fold.split, self.task)
+        return share_rows(spec, self._only_fold(spec.fold), self.task)
 
     @contextmanager
     def using(self, spec: FitSpec, shared: SharedRows | None) -> Iterator[None]:

@@ -23,11 +23,10 @@ from torch import Tensor
 from ..heads.base import Readout
 from ..heads.standardize import Standardizer
 from ..runs.fits import Fit, FitSpec, Trained, save_fit
-from ..splits import Split
 from ..tasks import TargetScale, Task
-from ..training.loaded_cache import LoadedCache
 from ..training.loop import Progress
 from ..training.solving import labels_of
+from .folds import Fold
 from .solved_fits import draw_rows, rows_that_fit
 
 #: The grid of support vectors: the cost of an error, and the inverse width of the kernel in units
@@ -301,8 +300,7 @@ def fit_rival(
     spec: FitSpec,
     reader: Readout,
     features: Callable[[], Tensor],
-    loaded: LoadedCache,
-    split: Split,
+    fold: Fold,
     task: Task,
     folder: Path,
 ) -> Fit:
@@ -310,7 +308,7 @@ def fit_rival(
 
     The other arguments are those of :func:`~.solved_fits.solve_fit`.
     """
-    started = time.perf_counter()
+    loaded, split, started = fold.loaded, fold.split, time.perf_counter()
     labels, rows = loaded.labels, np.concatenate(split.parts)
     scale = TargetScale.of(task, labels[split.train])
     given = RivalRows(

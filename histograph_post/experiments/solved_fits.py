@@ -32,12 +32,11 @@ from ..runs.fits import (
     save_fit,
 )
 from ..runs.folder import BrokenFitError
-from ..splits import Split
 from ..tasks import Task
-from ..training.loaded_cache import LoadedCache
 from ..training.loop import OnEpoch, Progress, Source
 from ..training.solving import STRENGTHS, PathPoint, solve_linear
 from ..utils.files import copy_file, write_json
+from .folds import Fold
 
 #: Share of the memory of training for the features of all rows, and once more for those that are
 #: solved; larger features are kept in a file, and a part of the training rows is drawn.
@@ -55,8 +54,7 @@ def solve_fit(
     head: Readout,
     standardizer: Standardizer | None,
     features: Callable[[], Tensor],
-    loaded: LoadedCache,
-    split: Split,
+    fold: Fold,
     task: Task,
     folder: Path,
     *,
@@ -67,7 +65,8 @@ def solve_fit(
     Args:
         features: Computes the inputs of its classifier for all label rows, ``[rows, width]``.
     """
-    started, labels, progress = time.perf_counter(), loaded.labels, Progress()
+    loaded, split, started = fold.loaded, fold.split, time.perf_counter()
+    labels, progress = loaded.labels, Progress()
     known = features()
     classifier: Any = head.cpu().classifier
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import histograph_post as hg
 from histograph_post.caches import Cache
+from histograph_post.experiments.folds import Fold
 from histograph_post.experiments.head_fits import make_head
 from histograph_post.heads.base import Readout
 from histograph_post.heads.registry import build_head, head_info, head_names, is_solved
@@ -48,8 +49,8 @@ def one_step(loaded: LoadedCache, name: str = "histograph", **device: int) -> Co
     for steps in (1, 2):
         split = Split(rows[: steps * SIZE], np.arange(0), np.arange(0))
         # Standardised by the same rows, however many train.
-        fold = Split(rows, rows[:SIZE], np.arange(0))
-        head = make_head(FitSpec(name, {}, options, fold=0, seed=0), loaded, fold, task).head
+        fold = Fold(0, loaded, Split(rows, rows[:SIZE], np.arange(0)))
+        head = make_head(FitSpec(name, {}, options, fold=0, seed=0), fold, task).head
         known = loaded.statistics(rows) if hasattr(head, "describe") else None
         with rehearse(**device) as counts:
             there = torch.device("cuda", 0)
