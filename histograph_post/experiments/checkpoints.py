@@ -201,11 +201,11 @@ def _read_checkpoint(folder: Path) -> FoldCheckpoint:
     path = folder / CONFIG_NAME
     try:
         config = read_toml_file(path)
-        told: dict[str, Any] = {"recorded_in": str(path)}
+        here: dict[str, Any] = {"recorded_in": str(path)}
         args, weights = parse_args(config["model_args"]), folder / config["checkpoint"]
-        model = ModelSpec(config["model"], args, weights, **told)
+        model = ModelSpec(config["model"], args, weights, **here)
         root = Path(config["data_root"]) if "data_root" in config else None
-        data = DataSpec(config["data"], parse_args(config["data_args"]), root, **told)
+        data = DataSpec(config["data"], parse_args(config["data_args"]), root, **here)
         split = str(folder / config["split"])
         return FoldCheckpoint(folder, model, data, split, stored.get("head"))
     except KeyError as error:

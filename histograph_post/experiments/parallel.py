@@ -73,7 +73,7 @@ class FitRunner:
     """Does the fits of a stage, in this process or several at once in others.
 
     Args:
-        watcher: Is told of them.
+        watcher: Follows them.
         planned: Fits that the result is made of, done or not; gives the threads of each.
         expected: Fits that this runner will be given.
     """

@@ -69,7 +69,7 @@ class FitJob:
 
 
 class Watcher:
-    """What is told of fits as they are done, and decides whether they are."""
+    """Follows the fits of a runner, and decides which of them are still wanted."""
 
     def wanted(self, job: FitJob) -> bool:
         """Whether a fit is still of use; one that is not is stopped after its epoch."""
