@@ -17,11 +17,30 @@ from .ragged import Bucket, Graphs, pool_buckets
 from .readouts import concatenate
 
 
+class _Sorted:
+    """Leaves out a check of PyG's padding aggregations: a traced program has no values to check."""
+
+    def assert_sorted_index(self, index: Tensor | None) -> None:
+        """Do nothing: the nodes of a batch are sorted by graph."""
+
+
+class _SortAggregation(_Sorted, aggr.SortAggregation):
+    pass
+
+
+class _SetTransformerAggregation(_Sorted, aggr.SetTransformerAggregation):
+    pass
+
+
+class _MultisetTransformerAggregation(_Sorted, aggr.GraphMultisetTransformer):
+    pass
+
+
 class SetReadout(Readout):
     """Base of the readouts that aggregate the projected last layer with one PyG module."""
 
-    #: Whether the aggregation pads graphs to one size.
-    padded = False
+    #: Whether the aggregation pads graphs to one size, and to how many nodes at least.
+    padded, fewest_nodes = False, 1
     #: Built by the subclass: ``(rows, index, dim_size) -> [dim_size, width]``.
     aggregation: nn.Module
 
@@ -41,7 +60,9 @@ class SetReadout(Readout):
 
         def pool(bucket: Bucket) -> Tensor:
             index = bucket.slots // bucket.width  # [bucket's num_nodes]
-            return self.aggregation(rows[bucket.nodes], index, dim_size=len(bucket.graphs))
+            width = torch.sym_max(bucket.width, self.fewest_nodes)
+            sizes = {"dim_size": bucket.graphs.size(0), "max_num_elements": width}
+            return self.aggregation(rows[bucket.nodes], index, **sizes)
 
         return pool_buckets(graphs, pool)
 
@@ -94,7 +115,8 @@ class SortPool(SetReadout):
         super().build()
         self.k = k
         self.require("k", k >= self.kernel, f"at least {self.kernel}")
-        self.aggregation = aggr.SortAggregation(k)
+        self.fewest_nodes = k
+        self.aggregation = _SortAggregation(k)
         self.convolution = nn.Conv1d(self.dim, self.channels, self.kernel)
         self.finish(self.channels * (k - self.kernel + 1))
 
@@ -123,7 +145,7 @@ class SetTransformer(SetReadout):
         super().build()
         self.heads = heads
         self.require("heads", heads >= 1 and self.dim % heads == 0, f"a divisor of dim={self.dim}")
-        self.aggregation = aggr.SetTransformerAggregation(self.dim, heads=heads, layer_norm=True)
+        self.aggregation = _SetTransformerAggregation(self.dim, heads=heads, layer_norm=True)
         self.finish(self.dim)
 
 
@@ -143,7 +165,7 @@ class GraphMultisetTransformer(SetReadout):
         self.require("heads", heads >= 1 and self.dim % heads == 0, f"a divisor of dim={self.dim}")
         self.seeds = seeds
         self.require("seeds", seeds >= 1, "at least 1")
-        self.aggregation = aggr.GraphMultisetTransformer(
+        self.aggregation = _MultisetTransformerAggregation(
             self.dim, k=seeds, heads=heads, layer_norm=True
         )
         self.finish(self.dim)

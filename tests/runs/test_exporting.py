@@ -99,6 +99,9 @@ def inputs_of(predictor: nn.Module, batch: Batch) -> tuple[object, Tensor]:
         ("narrowing", {"history_layers": 2, "heads": 1, "node_attention": "landmark"}),
         ("narrowing", {"head": "sopool"}),
         ("binary", {"head": "dkepool-robust"}),
+        ("binary", {"head": "sortpool"}),
+        pytest.param("binary", {"head": "gmt"}, marks=pytest.mark.long),
+        pytest.param("binary", {"head": "set-transformer"}, marks=pytest.mark.long),
     ],
     ids=lambda value: value if isinstance(value, str) else ",".join(value),
 )
@@ -146,7 +149,7 @@ def test_other_readouts_say_what_they_take_and_keep_existing_files(
 
 @pytest.mark.parametrize(
     ("head", "options"),
-    [("topkpool", {}), ("sortpool", {}), ("histograph", {"node_attention": "neighbors"})],
+    [("topkpool", {}), ("histograph", {"node_attention": "neighbors"})],
 )
 def test_heads_that_cannot_be_traced_are_refused_and_nothing_is_written(
     head: str, options: dict[str, object], make_run: Callable[..., Path], tmp_path: Path
