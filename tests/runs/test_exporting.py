@@ -204,12 +204,12 @@ def test_commands_need_neither_run_nor_cache_afterwards(tmp_path: Path) -> None:
     assert "predicted with mean of fold 0, seed 0" in done.stderr
     assert (tmp_path / "after.csv").read_bytes() == (tmp_path / "before.csv").read_bytes()
     assert torch.export.load(str(tmp_path / "head.pt2"))
-    done = histograph("export", tmp_path / "model", "-o", tmp_path / "model", "--whole")
+    done = histograph("export", tmp_path / "model", "-o", tmp_path / "again", "--whole")
     assert done.exit_code == 1
     assert "older export" in done.stderr
-    (tmp_path / "model" / "notes.txt").write_text("mine")
+    (tmp_path / "again" / "notes.txt").write_text("mine")
     done = histograph(
-        "export", tmp_path / "model", "-o", tmp_path / "model", "--whole", "--overwrite"
+        "export", tmp_path / "model", "-o", tmp_path / "again", "--whole", "--overwrite"
     )
     assert done.exit_code == 1
     assert "notes.txt" in done.stderr
