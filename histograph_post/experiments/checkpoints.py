@@ -41,6 +41,7 @@ from ..runs.run import (
     read_json,
 )
 from ..splits import Splits, resolve_splits
+from ..splits.making import check_split
 from ..utils.decoding import read_json_lines, read_toml_file
 from ..utils.files import write_json, write_text
 from ..utils.specifications import IN_MEMORY, Specification
@@ -232,6 +233,7 @@ def plan_caches(
         with progress("reading rows") as update:
             data = replace(each.data, reading=replace(reading, on_progress=update))
             source = load_pretrained(each.model, data, dataset=dataset, allow_missing=True)
+        check_split(split or each.split)
         choose = functools.partial(resolve_splits, spec=split or each.split, seed=split_seed)
         plan = plan_cache(
             source.model,

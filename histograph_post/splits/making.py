@@ -6,6 +6,7 @@ is sorted.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -89,6 +90,18 @@ def resolve_splits(dataset: Splittable, spec: str | None, *, seed: int = 0) -> S
         if not all(len(getattr(fold, part)) for fold in splits.folds):
             _note(dataset, f"{where}: the {part} part is empty")
     return splits
+
+
+def check_split(spec: str | None) -> None:
+    """Refuse a specification that no data could meet, before they are read."""
+    name, _, argument = (spec or "auto").partition(":")
+    where = f"split {spec}"
+    if name in ("random", "stratified", "scaffold"):
+        parse_shares(argument, where=where)
+    elif name == "kfold":
+        parse_fold_count(argument, sys.maxsize, where=where)
+    elif spec and spec not in ("auto", "official") and not Path(spec).expanduser().exists():
+        raise SplitError(f"{where}: no such file or folder; expected {SPLIT_FORMS}")
 
 
 def _check_links(dataset: Splittable, splits: Splits, where: str) -> None:

@@ -91,6 +91,10 @@ def test_a_job_reads_rows_of_its_own_and_the_jobs_make_the_cache_of_one(
 ) -> None:
     words, out = molecules(tmp_path), tmp_path / "jobs"
     assert histograph(*words, "-o", tmp_path / "one").exit_code == 0
+    for wrong in ("scafold", "kfold:x", "random:0.5,0.6,0.1"):
+        refused = histograph(*words, "--shard", "0/4", "--split", wrong, "-o", out)
+        assert refused.exit_code == 1
+        assert not out.exists()  # long before the rows are known that are split
     for job in (3, 0, 2):
         assert histograph(*words, "--shard", f"{job}/4", "-o", out).exit_code == 0
         if job == 3:  # of 26 blocks
