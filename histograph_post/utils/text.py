@@ -104,10 +104,10 @@ _SHELL_WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 
 
 def folded_command(command: str, width: int = 80) -> str:
-    """Return a command in lines that can be copied, each option beside its value."""
+    """Return a command in lines that can be copied, broken before options and `&&` only."""
     parts: list[str] = []
     for word in _SHELL_WORD.findall(command):
-        if not parts or word.startswith("-"):
+        if not parts or word.startswith("-") or word == "&&":
             parts.append(word)
         else:
             parts[-1] += f" {word}"
