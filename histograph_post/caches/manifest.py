@@ -203,7 +203,7 @@ class Manifest:
         major = FORMAT_VERSION.partition(".")[0]
         if seal.format_version.partition(".")[0] != major:
             raise CacheError(
-                f"{where}: found format version {seal.format_version}, expected {major}.x; "
+                f"{where}: found format version {seal.format_version!r}, expected {major}.x; "
                 "another version of histograph-post wrote this cache"
             )
         contents = {key: item for key, item in value.items() if key != "manifest_sha256"}

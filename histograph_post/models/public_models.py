@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from torch_geometric.data import Data
 from ..data import GraphDataset
 from ..data.batching import make_batch
 from ..errors import CheckpointError, DataError, ModelError
-from ..utils.decoding import MOST_LAYERS, require_number
+from ..utils.decoding import MOST, MOST_LAYERS, Positive, decode, require_number
 from ..utils.machine import require_memory
 from .building import Given, build_model
 from .builtin_models import POOLS
@@ -69,18 +69,18 @@ _READOUT: Final = "graph_pred_linear."
 class Sizes:
     """The sizes of a network; by default the published ones."""
 
-    atoms: Sequence[int]
-    bonds: Sequence[int]
-    num_layer: int = 5
-    emb_dim: int = 300
+    atoms: tuple[Positive, ...]
+    bonds: tuple[Positive, ...]
+    num_layer: Positive = 5
+    emb_dim: Positive = 300
     #: Outputs of its own readout; None for an encoder, which has none.
-    num_tasks: int | None = None
+    num_tasks: Positive | None = None
 
 
 _DEFAULTS: Final = {
-    "pretrain-gnns": Sizes([120, 3], [6, 3]),
-    "molclr": Sizes([119, 3], [5, 3]),
-    "ogb": Sizes([119, 5, 12, 12, 10, 6, 6, 2, 2], [5, 6, 2]),
+    "pretrain-gnns": Sizes((120, 3), (6, 3)),
+    "molclr": Sizes((119, 3), (5, 3)),
+    "ogb": Sizes((119, 5, 12, 12, 10, 6, 6, 2, 2), (5, 6, 2)),
 }
 
 #: Arguments that leave no trace in the weights, and their choices.
@@ -91,7 +91,7 @@ _CHOICES: Final[dict[str, dict[str, Sequence[Any]]]] = {
 }
 
 #: Arguments of all of them.
-_NUMBERS: Final[dict[str, Any]] = {"drop_ratio": (int, float), "num_layer": int, "emb_dim": int}
+_NUMBERS: Final = {"drop_ratio": 1, "num_layer": MOST_LAYERS, "emb_dim": MOST}
 
 
 def build_public(name: str, given: Given) -> nn.Module:
@@ -107,8 +107,12 @@ def build_public(name: str, given: Given) -> nn.Module:
     if given.state_dict:
         sizes = sizes_of(given.state_dict)
     else:
-        known = vars(_DEFAULTS[family]) | {"num_tasks": given.out_dim} | given.filled | options
-        sizes = Sizes(**{field.name: known[field.name] for field in fields(Sizes)})
+        usual = _DEFAULTS[family]
+        known = vars(usual) | {"num_tasks": given.out_dim} | given.filled | options  # from a file
+        plain = {key: list(v) if isinstance(v, tuple) else v for key, v in known.items()}
+        sizes = decode(Sizes, plain, name, error=ModelError, unknown=True)
+        if (len(sizes.atoms), len(sizes.bonds)) != (len(usual.atoms), len(usual.bonds)):
+            raise ModelError(f"{name}: found {sizes}, expected as many columns as in {usual}")
     for key in ("num_layer", "emb_dim"):
         if options.pop(key, getattr(sizes, key)) != getattr(sizes, key):
             raise ModelError(
@@ -119,10 +123,12 @@ def build_public(name: str, given: Given) -> nn.Module:
             f"{name} reads {len(sizes.atoms)} node features, the data has {given.num_columns}; its "
             f"molecules are encoded with mol_features={RECIPES[name].features}"
         )
-    given.filled.update(vars(sizes))
-    pooling = options.pop("graph_pooling", "mean")
     shape = {**vars(sizes), **options}
+    for key, most in _NUMBERS.items():
+        require_number(f"{name}: {key}", shape.get(key, 1), low=0, high=most)
     num_tasks = shape.pop("num_tasks")
+    given.filled.update(vars(sizes))
+    pooling = shape.pop("graph_pooling", "mean")
 
     def build() -> nn.Module:
         encoder: MoleculeGNN | OgbNodes
@@ -149,10 +155,6 @@ def _checked(name: str, args: Mapping[str, Any]) -> dict[str, Any]:
         if key in choices and value not in choices[key]:
             expected = ", ".join(map(str, choices[key]))
             raise ModelError(f"{name}: {key}={value}, expected one of {expected}")
-        if key in _NUMBERS and not (isinstance(value, _NUMBERS[key]) and value >= 0):
-            raise ModelError(f"{name}: {key}={value}, expected a number of 0 or more")
-        if key == "num_layer":
-            require_number(f"{name}: {key}", value, low=0, high=MOST_LAYERS)
     return dict(args)
 
 
@@ -166,8 +168,8 @@ def sizes_of(weights: Mapping[str, Tensor]) -> Sizes:
     layers = {m[1] for m in (re.search(r"(?:gnns|convs)\.(\d+)\.", name) for name in weights) if m}
     readout = weights.get(f"{_READOUT}weight")
     return Sizes(
-        atoms=[len(table) for table in atoms],
-        bonds=[len(table) for table in bonds],
+        atoms=tuple(len(table) for table in atoms),
+        bonds=tuple(len(table) for table in bonds),
         num_layer=len(layers),
         emb_dim=atoms[0].shape[1],
         num_tasks=None if readout is None else readout.shape[0],

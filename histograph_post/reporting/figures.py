@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from ..errors import ConfigError, MissingExtraError
+from ..errors import ConfigError, MissingExtraError, printable
 from ..utils.files import atomic_path
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ SETTINGS: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be read aloud, searched and copied
     "svg.hashsalt": "histograph-post",  # the same figure, the same bytes
     "text.color": INK,
+    "text.parse_math": False,  # names may hold a dollar sign
     "xtick.color": MUTED,
     "xtick.labelsize": 8,
     "ytick.color": MUTED,
@@ -122,14 +124,16 @@ class Chart:
         # Without a date the same figure has the same bytes.
         dated = {"svg": "Date", "pdf": "CreationDate"}.get(form)
         metadata = {dated: None} if dated else {"Software": "histograph-post"}
-        with matplotlib.rc_context(SETTINGS):
+        with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph")  # a box is shown in its place
             canvas = Canvas(figsize=self.size, layout="constrained")
             self.draw(canvas.subplots())
             facecolor = PAPER if form == "png" else "none"
             canvas.savefig(
                 stream, format=form, dpi=_RESOLUTION, metadata=metadata, facecolor=facecolor
             )
-        return stream.getvalue()
+        data = stream.getvalue()
+        return printable(data.decode()).encode() if form == "svg" else data
 
 
 @dataclass(frozen=True)

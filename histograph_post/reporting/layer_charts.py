@@ -206,7 +206,11 @@ def _line_figure(
             for part in ("low", "median", "high")
         )
         if logarithmic:
+            from matplotlib.ticker import LogFormatter
+
             axes.set_yscale("log", nonpositive="mask")
+            axes.yaxis.set_major_formatter(LogFormatter())
+            axes.yaxis.set_minor_formatter(LogFormatter())
         places = np.arange(len(values))
         axes.fill_between(places, low, high, color=CHOSEN, alpha=0.14, linewidth=0)
         axes.plot(

@@ -11,6 +11,7 @@ from html import escape
 from importlib.resources import files
 
 from .. import __version__
+from ..errors import printable
 from ..utils.text import MINUS, MISSING
 from .figures import Figure
 
@@ -95,7 +96,7 @@ class Page:
         digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
         links = "".join(f'<a href="#{part.key}">{escape(part.title)}</a>' for part in self.sections)
         notes = "".join(f"<li>{_text(note)}</li>" for note in self.notes)
-        return (
+        return printable(
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta name="generator" content="{GENERATOR}">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

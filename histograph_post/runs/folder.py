@@ -78,12 +78,12 @@ def require_apart(
         within: Whether the source is a run or a cache, no file of which is replaced but a report.
     """
     target, text = Path(os.path.realpath(out)), str(source)
-    for name in {text, text.partition(":")[2], text.rpartition(":")[0]} - {""}:
+    for name in filter(os.path.lexists, (text, text.partition(":")[2], text.rpartition(":")[0])):
         place = Path(os.path.realpath(name))
         inside = target.relative_to(place).parts if target.is_relative_to(place) else ()
         own = is_folder or any(is_of_a_run(part) or is_of_a_cache(part) for part in inside)
         part = within and inside and own and inside[-1] != REPORT_NAME
-        if os.path.lexists(place) and (target == place or part):
+        if target == place or part:
             raise OutputExistsError(
                 f"{out}: found {'a part of ' if part else ''}what it would be made from, expected "
                 "another place; choose another -o"

@@ -315,7 +315,11 @@ def test_other_files_are_refused_in_one_line(
         ("ogb:gat", {}, "no model called 'ogb:gat'"),
         ("ogb:gin", {"virtual_node": True}, "unknown argument 'virtual_node', expected one of"),
         ("ogb:gin", {"JK": "concat"}, "JK=concat, expected one of last, sum"),
-        ("molclr:gcn", {"num_layer": "five"}, "num_layer=five, expected a number"),
+        (
+            "molclr:gcn",
+            {"num_layer": "five"},
+            "found num_layer = .five., expected a whole number",
+        ),
     ],
 )
 def test_what_a_public_model_does_not_have(name: str, args: dict[str, Any], expected: str) -> None:
@@ -324,11 +328,19 @@ def test_what_a_public_model_does_not_have(name: str, args: dict[str, Any], expe
 
 
 @pytest.mark.parametrize(
-    "asked", [{"out_dim": 10**12}, {"out_dim": 10**30}, {"filled": {"atoms": [10**12, 3]}}]
+    "asked", [{"out_dim": 10**12}, {"out_dim": 10**15}, {"filled": {"atoms": [10**12, *[3] * 8]}}]
 )
 def test_outputs_and_tables_beyond_memory_are_refused(asked: dict[str, Any]) -> None:
     with pytest.raises(HistographError, match=r"ogb:gcn: found sizes that take .* GB, expected at"):
         build_model("ogb:gcn", {}, **asked)
+
+
+@pytest.mark.parametrize("name", ["ogb:gin", "pretrain-gnns:gin"])
+@pytest.mark.parametrize("size", ["x", None, -1, [], ["a"], [-1], [1] * 50, 10**400])
+@pytest.mark.parametrize("of", ["atoms", "bonds", "emb_dim"])
+def test_odd_sizes_out_of_a_file_are_refused(name: str, size: Any, of: str) -> None:
+    with pytest.raises(HistographError, match=f"{name}: found|expected a finite number"):
+        build_model(name, {}, filled={of: size})
 
 
 def test_features_are_chosen_by_the_name_and_others_are_refused(

@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import xml.etree.ElementTree as ElementTree
 from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from scipy import stats
 
 import histograph_post as hg
 from histograph_post.reporting import Report
+from histograph_post.reporting.figures import Chart
+from histograph_post.reporting.page import Page, Section
 from histograph_post.utils.text import MINUS
 
 from .conftest import KINDS
@@ -62,6 +66,21 @@ def test_page_is_self_contained_and_its_names_are_unique(binary_report: Report) 
     (script,) = re.findall(r"<script>(.*?)</script>", html, flags=re.DOTALL)
     digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in html
+
+
+def test_names_are_shown_as_they_are_and_steer_nothing() -> None:
+    name = "$\\frac{1}$ a_{b}$ [bold] \x1b[2J<b>"
+
+    def draw(axes: Axes) -> None:
+        axes.bar([name], [1.0])
+
+    chart = Chart(draw)
+    assert chart.render("png")  # without a warning that shows the name
+    shown = ElementTree.fromstring(chart.render("svg"))
+    assert name.replace("\x1b", "?") in "".join(shown.itertext())
+    page = Page(name, name, name, notes=[name], sections=[Section("key", name)]).to_html()
+    assert "\x1b" not in page
+    assert "<b>" not in page
 
 
 def test_headline_table_has_the_scores_and_the_paired_differences(
