@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch_geometric.nn import JumpingKnowledge
 
@@ -303,10 +304,21 @@ class Steps:
         ]
 
     def _scales(self, end: int) -> Sequence[FunctionCall | ModuleCall]:
-        """Return the norms and other steps with a weight per channel, as modules where they are.
+        """Return the scales on the way to ``end``.
 
         Not one that is given what a layer returned: its own.
         """
+        return [
+            step
+            for step in self._all_scales
+            if any(self.layers.made[value] == self.layers.made[end] for value in step.inputs)
+            and not any(self.layers.lines[value] == 1 << value for value in step.inputs)
+            and self.layers.leads_to(step, end)
+        ]
+
+    @cached_property
+    def _all_scales(self) -> Sequence[FunctionCall | ModuleCall]:
+        """The norms and other steps with a weight per channel, as modules where they are."""
         found: dict[int, FunctionCall | ModuleCall] = {}
         for call in self.layers.steps:
             vectors = any(math.prod(shape) > 1 for shape in self._weights(call))
@@ -316,13 +328,7 @@ class Steps:
             whole = any(inner.contains(layer.start) for layer in self.layers.calls)
             step = call if whole else inner
             found[id(step)] = step
-        return [
-            step
-            for step in found.values()
-            if any(self.layers.made[value] == self.layers.made[end] for value in step.inputs)
-            and not any(self.layers.lines[value] == 1 << value for value in step.inputs)
-            and self.layers.leads_to(step, end)
-        ]
+        return list(found.values())
 
     def _inner_means(self, end: int) -> Sequence[FunctionCall | ModuleCall]:
         """Return the sums or means over the inner dimensions of node rows, such as time steps."""
