@@ -191,13 +191,19 @@ def with_keywords(
     """Return the options with those keywords that name one of them, and all other keywords.
 
     Options of training may be given by themselves, too, such as ``epochs=5``; and ``folds=10``
-    for ``split="kfold:10"``, as at the command line.
+    for ``split="kfold:10"`` and ``attention_heads=2`` for a readout's own ``heads``, as at the
+    command line.
     """
     if "folds" in keywords:
         if keywords.get("split") is not None:
             raise ConfigError("give folds or split, not both")
         rest = {name: value for name, value in keywords.items() if name != "folds"}
         keywords = {**rest, "split": f"kfold:{keywords['folds']}"}
+    if "attention_heads" in keywords:
+        if "heads" in keywords:
+            raise ConfigError("give attention_heads or heads, not both")
+        rest = {name: value for name, value in keywords.items() if name != "attention_heads"}
+        keywords = {**rest, "heads": keywords["attention_heads"]}
     names = {field.name for field in fields(ExperimentOptions)}
     training = {field.name for field in fields(TrainingOptions)}
     given = {name: value for name, value in keywords.items() if name in names}

@@ -106,3 +106,11 @@ def test_what_an_experiment_cannot_use_is_refused(
     with pytest.raises(ConfigError, match=message):
         call(demo_cache, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_python_has_the_words_of_the_command_line() -> None:
+    options, others = with_keywords(None, {"folds": 5, "attention_heads": 2})
+    assert (options.split, others) == ("kfold:5", {"heads": 2})
+    for same in ({"folds": 5, "split": "random"}, {"attention_heads": 2, "heads": 2}):
+        with pytest.raises(ConfigError, match="not both"):
+            with_keywords(None, same)
