@@ -24,6 +24,7 @@ from torch_geometric.data import Data
 from .. import __version__
 from ..capture.passes import repeatable
 from ..data import DataSpec, GraphDataset, from_graphs
+from ..data.row_blocks import StreamedGraphs
 from ..data.spec import OnProgress, Reading
 from ..data.streaming import remove_rows, rows_beside
 from ..errors import CaptureError, ConfigError, OutputExistsError
@@ -124,8 +125,10 @@ def _shard_graphs(plan: CachePlan, index: int) -> ShardGraphs:
 
     def pairs(name: str) -> Iterator[Tensor]:
         for members in plan.batches(start, stop):  # few at a time: they may stay on disk
-            for graph in dataset.graphs[members.start : members.stop]:
-                yield graph[name]
+            if isinstance(dataset.graphs, StreamedGraphs):
+                yield from dataset.graphs.columns(members, name)[name]
+            else:
+                yield from (graph[name] for graph in dataset.graphs[members.start : members.stop])
 
     return ShardGraphs(
         start=plan.shards[index][0],

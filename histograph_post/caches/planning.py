@@ -22,7 +22,7 @@ from .. import __version__
 from ..capture import Capture, CapturePlan, Parity
 from ..capture.edge_blocks import MOST_EDGES, edges_at_once, edges_in_blocks
 from ..data import GraphDataset, from_graphs
-from ..data.batching import budget_batches, make_batch, to_device
+from ..data.batching import batch_of, budget_batches, to_device
 from ..data.spec import OnProgress
 from ..models import prediction
 from ..models.checkpoints import weights_sha256
@@ -168,7 +168,7 @@ class CachePlan:
 
     def load(self, graphs: range) -> Batch:
         """Return these graphs as one batch on the model's device."""
-        return to_device(make_batch(self.dataset.graphs[graphs.start : graphs.stop]), self.device)
+        return to_device(batch_of(self.dataset.graphs, graphs), self.device)
 
     def outputs(self, output: Any, batch: Batch) -> Tensor | None:
         """Return the model's own prediction for a batch, ``[rows, output_width]``."""

@@ -20,6 +20,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.utils import cumsum, index_to_mask, subgraph
 
 from ..utils.machine import NODE_BUDGET
+from .row_blocks import StreamedGraphs
 
 if TYPE_CHECKING:
     from .dataset import GraphDataset
@@ -104,8 +105,19 @@ def make_batch(graphs: Sequence[Data]) -> Batch:
     concatenation; anything else is left to PyTorch Geometric.
     """
     columns = _columns(graphs)
-    if columns is None:
-        return Batch.from_data_list(list(graphs))
+    return Batch.from_data_list(list(graphs)) if columns is None else _joined(columns)
+
+
+def batch_of(graphs: Sequence[Data], members: range) -> Batch:
+    """Return neighbouring graphs as a batch; of those that stay on disk, none is made."""
+    if isinstance(graphs, StreamedGraphs):
+        columns = graphs.columns(members)
+        if _can_join(columns):
+            return _joined(columns)
+    return make_batch(graphs[members.start : members.stop])
+
+
+def _joined(columns: dict[str, list[Tensor]]) -> Batch:
     num_nodes = _sizes(columns["x"], 0)  # [graphs]
     node_ptr = cumsum(num_nodes)  # [graphs + 1]
     batch: Any = Batch(_base_cls=Data)
@@ -122,9 +134,9 @@ def make_batch(graphs: Sequence[Data]) -> Batch:
             # busy, such as the one that writes the previous batch.
             joined.numpy()[:] += _repeat(shifts[name].to(joined.dtype), sizes).numpy()
         batch[name] = joined
-    batch.batch = _repeat(torch.arange(len(graphs)), num_nodes)  # [num_nodes]
+    batch.batch = _repeat(torch.arange(len(num_nodes)), num_nodes)  # [num_nodes]
     batch.ptr = node_ptr
-    batch._num_graphs = len(graphs)
+    batch._num_graphs = len(num_nodes)
     batch._slice_dict = slices
     batch._inc_dict = shifts
     return batch
@@ -152,11 +164,15 @@ def _columns(graphs: Sequence[Data]) -> dict[str, list[Tensor]] | None:
         return None
     stores = [graph.stores[0] for graph in graphs]
     names = list(stores[0].keys())
-    if "x" not in names or any(special in name for name in names for special in _SPECIAL_NAMES):
-        return None
     columns = {name: [store.get(name) for store in stores] for name in names}
-    plain = all(_are_plain(values, _NODE_NUMBERS in name) for name, values in columns.items())
-    return columns if plain else None
+    return columns if _can_join(columns) else None
+
+
+def _can_join(columns: dict[str, list[Any]]) -> bool:
+    """Whether each of these attributes takes a single concatenation."""
+    if "x" not in columns or any(name in each for each in columns for name in _SPECIAL_NAMES):
+        return False
+    return all(_are_plain(values, _NODE_NUMBERS in name) for name, values in columns.items())
 
 
 def _are_plain(values: list[Any], are_numbers: bool) -> bool:

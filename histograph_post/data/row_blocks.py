@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -28,7 +28,6 @@ from torch_geometric.data import Data
 from ..errors import DataError
 from ..utils.decoding import parse_json
 from ..utils.files import atomic_path
-from .labels import attach_labels
 
 #: Part of every key and fingerprint: blocks in another format are written again.
 FORMAT = "histograph rows 1"
@@ -154,18 +153,14 @@ class _Mapped(NamedTuple):
                     types[name] = getattr(torch, kind)
         return cls(values, bounds, types)
 
-    def graphs(self, start: int, stop: int) -> list[Data]:
+    def columns(self, start: int, stop: int, names: Collection[str]) -> dict[str, list[Tensor]]:
         columns = {}
-        for name, stored in self.values.items():
-            bounds = self.bounds[name][start : stop + 1]
-            dim = _cat_dim(name)
-            some = stored.narrow(dim, int(bounds[0]), int(bounds[-1] - bounds[0]))
+        for name in names or self.values:
+            bounds, dim = self.bounds[name][start : stop + 1], _cat_dim(name)
+            some = self.values[name].narrow(dim, int(bounds[0]), int(bounds[-1] - bounds[0]))
             some = some.to(self.types[name], copy=True)
-            columns[name] = some.split(np.diff(bounds).tolist(), dim)
-        return [
-            Data(**{name: parts[graph].contiguous() for name, parts in columns.items()})
-            for graph in range(stop - start)
-        ]
+            columns[name] = list(some.split(np.diff(bounds).tolist(), dim))
+        return columns
 
 
 @dataclass(frozen=True)
@@ -289,17 +284,28 @@ class StreamedGraphs(Sequence[Data]):
             digest.update(f"{self.y.dtype} {list(self.y.shape)}".encode())
             digest.update(self.y.contiguous().numpy())
 
-    def _between(self, start: int, stop: int) -> list[Data]:
-        found: list[Data] = []
+    def columns(self, members: range, *names: str) -> dict[str, list[Tensor]]:
+        """Return attributes of neighbouring graphs, all or those named, without making graphs."""
+        found: dict[str, list[Tensor]] = {}
+        start, stop = members.start, members.stop
         number = int(np.searchsorted(self._first, start, side="right")) - 1
         while start < stop:
             first, end = int(self._first[number]), min(stop, int(self._first[number + 1]))
             if end > start:
-                found += self._block(number).graphs(start - first, end - first)
+                block = self._block(number).columns(start - first, end - first, names)
+                for name, values in block.items():
+                    found.setdefault(name, []).extend(values)
             start, number = max(start, end), number + 1
-        if self.y is not None:
-            attach_labels(found, self.y[stop - len(found) : stop])  # [graphs, targets]
+        if self.y is not None and found and not names:
+            y = self.y[members.start : stop].clone()  # [graphs, targets]
+            found["y"] = list((y.squeeze(1) if y.size(1) == 1 else y).split(1))
         return found
+
+    def _between(self, start: int, stop: int) -> list[Data]:
+        columns = self.columns(range(start, stop))
+        contiguous = {name: map(Tensor.contiguous, each) for name, each in columns.items()}
+        names, values = list(contiguous), zip(*contiguous.values(), strict=True)
+        return [Data(**dict(zip(names, each, strict=True))) for each in values]
 
     def _block(self, number: int) -> _Mapped:
         newest = next(reversed(self._mapped), None)

@@ -16,7 +16,7 @@ from .. import __version__
 from ..capture import Capture, check_parity
 from ..capture.edge_blocks import MOST_EDGES, edges_at_once, edges_in_blocks
 from ..data import GraphDataset, from_graphs
-from ..data.batching import budget_batches, make_batch, probe_graphs, to_device
+from ..data.batching import batch_of, budget_batches, make_batch, probe_graphs, to_device
 from ..data.row_blocks import StreamedGraphs
 from ..errors import ConfigError, DataError
 from ..heads.base import Readout
@@ -206,8 +206,7 @@ class Predictor(nn.Module):
             for members in budget_batches(dataset.num_nodes, node_budget):
                 if members.start < first:
                     continue
-                graphs = dataset.graphs[members.start : members.stop]
-                batch = to_device(make_batch(graphs), self.device)
+                batch = to_device(batch_of(dataset.graphs, members), self.device)
                 yield batch
                 done += int(batch.num_nodes)
                 if on_progress is not None:

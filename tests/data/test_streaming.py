@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Data, OnDiskDataset
+from torch_geometric.data import Batch, Data, OnDiskDataset
 
 from histograph_post.data import GraphDataset, from_graphs, load_data, streaming
+from histograph_post.data.batching import batch_of
 from histograph_post.data.spec import Reading
 from histograph_post.errors import ConfigError, DataError
 
@@ -65,6 +66,21 @@ def test_molecules_on_disk_are_those_in_memory(table: Path, workers: int) -> Non
     assert list(disk.smiles or ()) == memory.smiles
     assert disk.notes == memory.notes
     assert disk.table == memory.table
+
+
+@pytest.mark.parametrize("targets", [["target"], ["target", "other"]])
+def test_batches_of_graphs_on_disk_are_those_in_memory(table: Path, targets: list[str]) -> None:
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join(["smiles,target,other", *(f"{line},0.5" for line in lines[1:])]))
+    given = {"targets": targets}
+    memory = load_data(f"smiles:{table}", args=given)
+    how = Reading(workers=0)
+    disk = load_data(f"smiles:{table}", args={**given, "stream": True}, reading=how)
+    for members in (range(6), range(1, 5), range(3, 4)):  # of blocks of three rows
+        batch = batch_of(disk.graphs, members)
+        expected = Batch.from_data_list(memory.graphs[members.start : members.stop])  # type: ignore[arg-type]
+        assert alike(batch, expected)
+        assert all(map(alike, batch.to_data_list(), expected.to_data_list()))
 
 
 def test_many_rows_stay_on_disk_unasked(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
