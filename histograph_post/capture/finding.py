@@ -104,7 +104,8 @@ def _message_passing(trace: Trace) -> list[ModuleCall]:
         and not any(is_layer(outer) or is_pooling(outer.module) for outer in call.enclosing())
     ]
     taken = {id(outer) for call in found for outer in (call, *call.enclosing())}
-    sent = messages(trace)
+    read = [call.time for call in trace.functions if reads_nodes_by_edges(trace, call)]
+    sent = [(start.time, end.time) for start, end in messages(trace)]
     by_hand = [
         call
         for call in trace.modules
@@ -112,7 +113,7 @@ def _message_passing(trace: Trace) -> list[ModuleCall]:
         and id(call) not in taken
         and not any(is_layer(outer) or is_pooling(outer.module) for outer in call.enclosing())
         and not is_pooling(call.module)
-        and _mixes_nodes_by_edges(trace, call, sent)
+        and _mixes_nodes_by_edges(trace, call, read, sent)
     ]
     around = {id(outer) for call in by_hand for outer in call.enclosing()}
     found += [call for call in by_hand if id(call) not in around]
@@ -120,16 +121,15 @@ def _message_passing(trace: Trace) -> list[ModuleCall]:
 
 
 def _mixes_nodes_by_edges(
-    trace: Trace, call: ModuleCall, sent: Sequence[tuple[FunctionCall, FunctionCall]]
+    trace: Trace, call: ModuleCall, read: Sequence[int], sent: Sequence[tuple[int, int]]
 ) -> bool:
     """Whether the call is given nodes, and inside it they are read by edges or sent messages."""
     nodes = [value for value in call.inputs if trace.has_node_rows(value)]
     if all(map(trace.edge_only, nodes)):
         return False
-    return any(
-        call.contains(function.time) and reads_nodes_by_edges(trace, function)
-        for function in trace.functions
-    ) or any(call.contains(start.time) and call.contains(end.time) for start, end in sent)
+    return any(map(call.contains, read)) or any(
+        call.contains(start) and call.contains(end) for start, end in sent
+    )
 
 
 # --- layers inside a module that splits the channels
