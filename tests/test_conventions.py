@@ -72,6 +72,13 @@ def test_commands_and_options_are_completed_without_importing_torch() -> None:
     assert complete("histograph train-head --warm", 2) == ["--warmup", "--warm-start"]
 
 
+def test_training_a_head_loads_nothing_that_finds_layers_or_writes_caches() -> None:
+    code = "import sys, histograph_post as hg; hg.train_head; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    slow = {"capture.probe", "caches.planning", "caches.writer", "models.checkpoints"}
+    assert not {f"histograph_post.{name}" for name in slow} & set(done.stdout.split())
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_completion_script_can_be_shown(shell: str) -> None:
     result = histograph("--show-completion", shell)

@@ -42,14 +42,16 @@ from ..utils.files import (
 from ..utils.outputs import OutputFolder
 from ..utils.text import notebook_bar
 from .blocks import ShardGraphs, ShardThread
-from .folder import CONFIG_NAME, find_shard, is_of_a_cache, open_folder
+from .folder import find_shard, open_folder
 from .layout import ShardInfo
 from .manifest import (
     CANARY_NAME,
+    CONFIG_NAME,
     MOLECULES_NAME,
     SPLITS_NAME,
     Manifest,
     Provenance,
+    is_of_a_cache,
     write_manifest,
 )
 from .planning import CachePlan, plan_cache

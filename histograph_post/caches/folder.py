@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,8 +14,7 @@ from .layout import ShardInfo, shard_name
 from .manifest import (
     CANARY_NAME,
     MANIFEST_NAME,
-    MOLECULES_NAME,
-    SPLITS_NAME,
+    is_of_a_cache,
     read_record,
     remove_records,
     withdraw_manifest,
@@ -24,16 +22,6 @@ from .manifest import (
 from .planning import CachePlan
 from .provenance import CANARY_LIMIT, Canary
 from .reader import Cache
-
-#: The resolved configuration of the command, beside the shards.
-CONFIG_NAME = "config.toml"
-
-
-def is_of_a_cache(name: str) -> bool:
-    """Whether a cache writes a file of that name into its folder."""
-    fixed = (MANIFEST_NAME, SPLITS_NAME, CONFIG_NAME, CANARY_NAME, MOLECULES_NAME)
-    # Earlier versions wrote the hash of a shard to .sha256.
-    return name in fixed or re.fullmatch(r"shard-\d{5,}\.(h5|json|sha256)", name) is not None
 
 
 def open_folder(

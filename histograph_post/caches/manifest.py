@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -31,12 +32,21 @@ FORMAT_VERSION = "1.2"
 SPLITS_NAME = "splits.json"
 #: Of molecules only: a line per graph with its SMILES, a tab and its name.
 MOLECULES_NAME = "molecules.smi"
+#: The resolved configuration of the command.
+CONFIG_NAME = "config.toml"
 
 #: Enough for tens of thousands of shards; a longer file is not a manifest.
 MANIFEST_LIMIT = 64 * 2**20
 
 #: Enough for ten folds of ten million nodes.
 SPLITS_LIMIT = 2**30
+
+
+def is_of_a_cache(name: str) -> bool:
+    """Whether a cache writes a file of that name into its folder."""
+    fixed = (MANIFEST_NAME, SPLITS_NAME, CONFIG_NAME, CANARY_NAME, MOLECULES_NAME)
+    # Earlier versions wrote the hash of a shard to .sha256.
+    return name in fixed or re.fullmatch(r"shard-\d{5,}\.(h5|json|sha256)", name) is not None
 
 
 def plan_hash(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..caches import CANARY_NAME
-from ..caches.folder import is_of_a_cache
+from ..caches.manifest import is_of_a_cache
 from ..errors import CacheError, ConfigError, NotFoundError, OutputExistsError
 from ..utils.decoding import parse_json
 from ..utils.files import config_text, finished_name, read_regular, sha256_file, to_json, write_text
