@@ -77,12 +77,13 @@ def inspect(
         return
     from histograph_post.caches.planning import inspect as inspect_model
     from histograph_post.data import DataSpec
+    from histograph_post.data.spec import Reading
     from histograph_post.models import ModelSpec, parse_args
     from histograph_post.models.spec import load_pretrained
 
     source = load_pretrained(
         ModelSpec(model, parse_args(model_args), path, key_map, trust_checkpoint, state=state),
-        DataSpec(data, parse_args(data_args), data_root),
+        DataSpec(data, parse_args(data_args), data_root, reading=Reading(sampled=True)),
         allow_missing=True,
     )
     found = inspect_model(

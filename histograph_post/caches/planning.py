@@ -6,6 +6,7 @@ file.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -360,7 +361,8 @@ def inspect(
     """
     if not isinstance(dataset, GraphDataset):
         dataset = from_graphs(dataset)
-    splits = resolve_splits(dataset, None)
+    choose = functools.partial(resolve_splits, spec=None)
+    splits = choose if dataset.is_sample else choose(dataset)
     asked = CacheOptions(**options)
     return Inspection(
         plan_cache(model, dataset, splits, options=asked, missing=missing, device=device)

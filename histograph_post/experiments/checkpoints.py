@@ -40,8 +40,7 @@ from ..runs.run import (
     Run,
     read_json,
 )
-from ..splits import Splits, resolve_splits
-from ..splits.making import check_split
+from ..splits import Splits
 from ..utils.decoding import read_json_lines, read_toml_file
 from ..utils.files import write_json, write_text
 from ..utils.specifications import IN_MEMORY, Specification
@@ -227,6 +226,7 @@ def plan_caches(
 ) -> Iterator[tuple[FoldCheckpoint, CachePlan, list[str]]]:
     """Load each checkpoint, and their data once; yield it with its plan and notes for the user."""
     from ..caches.planning import plan_cache
+    from ..splits.making import check_split, resolve_splits
 
     dataset = None
     for each in checkpoints:

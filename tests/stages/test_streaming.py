@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,8 @@ def test_a_job_reads_rows_of_its_own_and_the_jobs_make_the_cache_of_one(
 ) -> None:
     words, out = molecules(tmp_path), tmp_path / "jobs"
     assert histograph(*words, "-o", tmp_path / "one").exit_code == 0
+    shown = histograph("inspect", words[8], *words[1:7], *words[9:11], "--json")
+    assert json.loads(shown.stdout)["num_graphs"] == 256  # rows: which have a graph is not known
     for wrong in ("scafold", "kfold:x", "random:0.5,0.6,0.1"):
         refused = histograph(*words, "--shard", "0/4", "--split", wrong, "-o", out)
         assert refused.exit_code == 1
