@@ -11,8 +11,10 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
 import shutil
 import statistics
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +27,8 @@ from ..errors import ConfigError, MissingExtraError
 from ..runs.fits import Fit
 from ..runs.run import STUDY_NAME, TRIAL_FITS_NAME, TRIALS_NAME
 from ..utils.decoding import json_sha256
-from ..utils.files import write_bytes, write_text
+from ..utils.files import read_regular, write_bytes, write_text
+from ..utils.text import first_line
 from .options import ExperimentOptions, FitProgress
 from .parallel import FitRunner
 from .workers import FitJob, Watcher
@@ -70,19 +73,29 @@ class Trial:
 
 
 def open_study(search: Search, folder: Path, storage: str | None) -> optuna.Study:
-    """Open the study of this search, by the hash of its plan."""
+    """Open the study of this search, by the hash of its plan; one of a damaged log begins again."""
     optuna = import_optuna()
     opened: Any = storage
+    path = folder / STUDY_NAME
     if storage is None:
-        path = folder / STUDY_NAME
         _drop_torn_line(path)
-        # The run's folder has one writer, and optuna's own lock would outlive a killed process.
-        backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=Lock())
-        opened = optuna.storages.JournalStorage(backend)
     try:
-        return make_study(search, opened, json_sha256(search.plan(), "search")[:16])
+        if storage is None:
+            # The run's folder has one writer, and optuna's own lock would outlive a killed process.
+            backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=Lock())
+            opened = optuna.storages.JournalStorage(backend)
+        study = make_study(search, opened, json_sha256(search.plan(), "search")[:16])
+        math.fsum(trial.score or 0.0 for trial in trials_over(study).values())  # all are read
+        return study
     except Exception as error:  # whatever the database raises
-        reason = str(error).partition("\n")[0]
+        reason = first_line(error)
+        if storage is None:
+            if isinstance(error, OSError) or not path.is_file():
+                raise
+            text = f"{path}: found a damaged log of trials ({reason}); the search begins again"
+            warnings.warn(text, stacklevel=2)
+            path.unlink()
+            return open_study(search, folder, storage)
         raise ConfigError(
             f"storage {storage}: cannot be used ({reason}), "
             "expected a URL such as sqlite:///study.db"
@@ -91,9 +104,9 @@ def open_study(search: Search, folder: Path, storage: str | None) -> optuna.Stud
 
 def _drop_torn_line(path: Path) -> None:
     """Remove the last line of a log if a killed process has left it incomplete."""
-    if not path.is_file():
+    if not os.path.lexists(path):
         return
-    data = path.read_bytes()
+    data = read_regular(path)
     whole = data[: data.rfind(b"\n") + 1]
     if whole != data:
         write_bytes(path, whole)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -137,6 +138,19 @@ def test_a_killed_search_ends_as_if_it_had_not_been(
     assert forked(_KILLED, **names) == -signal.SIGKILL
     tune(demo_cache, tmp_path / "killed")
     assert contents(tmp_path / "killed") == contents(whole)
+
+
+@pytest.mark.parametrize("damage", [b"\xf2\n", b"[" * 100_000 + b"\n", b'{"op_code": "x"}\n'])
+def test_a_search_of_a_damaged_log_begins_again(
+    demo_cache: Path, whole: Path, tmp_path: Path, damage: bytes
+) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "results.json").unlink()
+    with (tmp_path / "run" / "study.log").open("ab") as log:
+        log.write(damage)
+    with pytest.warns(UserWarning, match=r"study\.log: found a damaged log .* begins again"):
+        tune(demo_cache, tmp_path / "run")
+    assert contents(tmp_path / "run") == contents(whole)
 
 
 def test_searches_share_a_storage(demo_cache: Path, tmp_path: Path) -> None:
