@@ -295,8 +295,6 @@ def _advice(
         results: ``results.json``.
         row: Its entry for the head.
     """
-    from ..metrics import student_quantile  # which loads scikit-learn: commands complete without
-
     mean, over, count = found["mean"], found.get("over"), found["count"]
     by_rows = found if over == "rows" else found.get("rows")
     more_folds = _option(_MORE_FOLDS, results)
@@ -306,6 +304,8 @@ def _advice(
         return _Advice(needs, f"more test rows would decide it, such as {more_folds} has")
     if by_rows is not None and (over == "rows" or by_rows["low"] <= 0 <= by_rows["high"]):
         return _more_rows(mean, by_rows, results, tested_all=over == "folds")
+    from ..metrics import student_quantile  # which loads scikit-learn: only where it is needed
+
     wanted = _needed(mean, found)
     reach = (found["high"] - found["low"]) / 2
     of_most = reach * student_quantile(_MOST_FOLDS) / student_quantile(count)
