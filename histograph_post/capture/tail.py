@@ -142,9 +142,11 @@ class Joins:
         return not seen.isdisjoint(join.others)
 
     def _is_skip(self, join: Join, end: int) -> bool:
-        """Whether one earlier state is added, and nothing else is joined."""
-        added = join.call.name in SUMMING and not join.parallel and len(join.others) == 1
-        return added and len([*self._joins(end), *self._joins(join.others[0])]) == 1
+        """Whether one earlier state is added, not a mean by weights, and nothing else is joined."""
+        two = not join.parallel and len(join.call.inputs) == 2
+        added = two and join.call.name in SUMMING
+        whole = all(self.gates.unweighted(value) == value for value in join.members)
+        return added and whole and len([*self._joins(end), *self._joins(join.others[0])]) == 1
 
     def _is_whole(self, call: FunctionCall) -> bool:
         """Whether parts of the channels are put side by side again: a reversible layer's state."""

@@ -211,7 +211,10 @@ CONCATENATING = frozenset(
     {"cat", "concat", "concatenate", "hstack", "column_stack", "dstack", "stack", "__setitem__"}
 )
 
-SUMMING = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__", "sub", "lerp", "addcmul"})
+#: Functions that add rows up; a choice between two for each node is a sum with weights 0 and 1.
+SUMMING = frozenset(
+    {"add", "add_", "__add__", "__radd__", "__iadd__", "sub", "lerp", "addcmul", "where"}
+)
 MULTIPLYING = frozenset({"mul", "mul_", "__mul__", "__rmul__", "multiply"})
 #: Functions by which a pool changes every number before it sums up: means of powers, of exp().
 RAISING = frozenset({"pow", "pow_", "__pow__", "square", "exp", "exp_", "log", "log1p", "sqrt"})

@@ -241,6 +241,23 @@ class RawGate(Weighed):
         return self.pool(sum(weight[:, i : i + 1] * h for i, h in enumerate(xs)), batch)
 
 
+# A skip connection would leave the last state as it is.
+@entry("two of the layers weighed per node", WEIGHTS)
+class TwoWeighed(RawGate):
+    def forward(self, x, edge_index, batch):
+        weight = self.gate(x).sigmoid()
+        _, first, _, last = self.states(x, edge_index)
+        return self.pool(weight[:, :1] * first + weight[:, 1:2] * last, batch)
+
+
+@entry("one of two layers is chosen for each node", WEIGHTS)
+class Chosen(RawGate):
+    def forward(self, x, edge_index, batch):
+        weight = self.gate(x)
+        _, first, _, last = self.states(x, edge_index)
+        return self.pool(torch.where(weight[:, :1] > 0, last, first), batch)
+
+
 @entry("adaptive halting: what remains for a layer weighs its state", WEIGHTS)
 class Halting(Weighed):
     def __init__(self):
