@@ -22,7 +22,7 @@ from torch_geometric.data import Data
 from ..data import GraphDataset
 from ..data.batching import make_batch
 from ..errors import CheckpointError, DataError, ModelError
-from ..utils.decoding import MOST, MOST_LAYERS, Positive, decode, require_number
+from ..utils.decoding import MOST_LAYERS, Positive, decode, require_number
 from ..utils.machine import require_memory
 from .building import Given, build_model
 from .builtin_models import POOLS
@@ -91,7 +91,7 @@ _CHOICES: Final[dict[str, dict[str, Sequence[Any]]]] = {
 }
 
 #: Arguments of all of them.
-_NUMBERS: Final = {"drop_ratio": 1, "num_layer": MOST_LAYERS, "emb_dim": MOST}
+_NUMBERS: Final = {"drop_ratio": 1, "num_layer": MOST_LAYERS, "emb_dim": math.inf}
 
 
 def build_public(name: str, given: Given) -> nn.Module:

@@ -173,11 +173,11 @@ def set_label(value: object, graph: Data) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (expanded, "x is float32 [1099511627776, 4], expected no more than fits in"),
+        (expanded, "a tensor that claims more than the file holds"),
         (many_nodes, "found 8589934592 nodes, expected no more than fits in"),
         (infinite, "y is infinite, expected finite labels"),
         (infinite_number, "y is infinite, expected finite labels"),
-        (nested, "x is nested, expected a dense tensor"),
+        (nested, "it asks for torch._utils._rebuild_nested_tensor"),
         (partial(set_label, 10**400), "y is a whole number of 1329 bits, expected a dense"),
         (partial(set_label, torch.tensor([1e300], dtype=torch.double)), "y is 1e+300, exp"),
         (partial(set_label, torch.tensor([1j])), "y is complex64 [1], expected real numbers"),
@@ -191,12 +191,16 @@ def test_graphs(change: Callable[[Data], None], said: str, place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "slices", [torch.zeros(1, dtype=torch.long).expand(10**9), torch.zeros(10**5).long()]
+    ("slices", "said"),
+    [
+        (torch.zeros(1, dtype=torch.long).expand(10**9), "claims more than the file holds"),
+        (torch.zeros(10**5).long(), "slices, expected no more than there are nodes"),
+    ],
 )
-def test_more_slices_than_nodes(slices: torch.Tensor, place: Path) -> None:
+def test_more_slices_than_nodes(slices: torch.Tensor, said: str, place: Path) -> None:
     graph = demo_graphs(2)[0].to_dict()
     torch.save((graph, dict.fromkeys(graph, slices), Data), "graphs.pt")
-    assert "slices, expected no more than there are nodes" in refused(cached())
+    assert said in refused(cached())
 
 
 def test_a_line_without_end_in_a_small_archive(place: Path) -> None:
