@@ -156,3 +156,39 @@ def require_parts(head: Readout, base: type[Readout]) -> None:
             raise ConfigError(
                 f"{name}.{method}: {error}, expected to be given {', '.join(taken)}"
             ) from error
+
+
+def require_separate_graphs(head: Readout) -> None:
+    """Refuse a custom readout whose output for a graph depends on the graphs beside it.
+
+    Nothing else would show it: such a readout trains, and its scores depend on the batches. It is
+    tried on two small random graphs, alone and side by side; where it raises, on graphs so small,
+    nothing is said.
+    """
+    import torch
+
+    sizes, training, generator = (4, 5), head.training, torch.Generator().manual_seed(0)
+    layers = [torch.randn(sum(sizes), width, generator=generator) for width in head.in_dims]
+    ring = [torch.stack([torch.arange(n), torch.arange(n).roll(1)]) for n in sizes]  # [2, n]
+
+    def outputs(first: int, stop: int, batch: list[int], edges: torch.Tensor) -> torch.Tensor:
+        rows = [layer[first:stop] for layer in layers]  # [stop - first, D_l] each
+        found: torch.Tensor = head(rows, torch.tensor(batch), edge_index=edges)
+        return found
+
+    both = torch.cat([ring[0], ring[1] + sizes[0]], dim=1)  # [2, 9]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            head.eval()
+            together = outputs(0, 9, [0] * 4 + [1] * 5, both)
+            alone = torch.cat([outputs(0, 4, [0] * 4, ring[0]), outputs(4, 9, [0] * 5, ring[1])])
+    except Exception:  # of whatever kind: on the user's own data it may work, or says why not
+        return
+    finally:
+        head.train(training)
+    if not torch.allclose(together, alone, rtol=1e-3, atol=1e-4, equal_nan=True):
+        raise ConfigError(
+            f"{type(head).__name__}: found outputs of a graph that depend on the graphs beside it "
+            "in a batch, expected none that do: reduce nodes by graphs.mean or graphs.sum, not "
+            "over all rows"
+        )

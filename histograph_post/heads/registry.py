@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import ConfigError
+from ..errors import ConfigError, one_line, raised_at
 from ..utils import LEVELS
 from ..utils.machine import require_memory
 from ..utils.sources import code_sha256
 from ..utils.specifications import imported_place
-from .option_checks import checked_options, own_code
+from .option_checks import checked_options, own_code, require_separate_graphs
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,6 +54,7 @@ class HeadInfo:
         lr: The learning rate that suits it on data of many graphs, by validation scores on frozen
             molecule networks: a few linear maps need larger steps than attention does.
         code: The specification that a custom readout was given by, if any.
+        installed: Whether a custom readout is offered by an installed package.
     """
 
     name: str
@@ -66,9 +67,10 @@ class HeadInfo:
     simple: bool = False
     lr: float = 1e-3
     code: str | None = None
+    installed: bool = False
 
     @classmethod
-    def of_class(cls, name: str, head: type[Readout], code: str | None = None) -> HeadInfo:
+    def of_class(cls, name: str, head: type[Readout], **known: Any) -> HeadInfo:
         """Return what the class of a custom readout declares."""
         return cls(
             name,
@@ -77,7 +79,7 @@ class HeadInfo:
             levels=head.levels,
             needs_edge_index=head.needs_edge_index,
             warm_starts=hasattr(head, "warm_start"),
-            code=code,
+            **known,
         )
 
     def load(self) -> type[Readout]:
@@ -90,8 +92,8 @@ class HeadInfo:
 
     @property
     def source(self) -> str:
-        """A hash of the code of a readout that was named by its file, else empty."""
-        return "" if self.code is None else code_sha256(self.load())
+        """A hash of the code of a readout from a file or an installed package, else empty."""
+        return code_sha256(self.load()) if self.code or self.installed else ""
 
     def options(self) -> dict[str, Any]:
         """Return the options this readout takes and their defaults."""
@@ -217,7 +219,7 @@ def register_head(name: str) -> Callable[[_Class], _Class]:
     return register
 
 
-def _register(name: str, head: Any, code: str | None = None) -> str:
+def _register(name: str, head: Any, **known: Any) -> str:
     from .base import Readout
 
     if not (isinstance(head, type) and issubclass(head, Readout)):
@@ -231,7 +233,7 @@ def _register(name: str, head: Any, code: str | None = None) -> str:
             f"head {name!r}: found a name that cannot name a folder, "
             "expected letters, digits, '-', '_', '.' or '+'"
         )
-    _registered[name] = HeadInfo.of_class(name, head, code)
+    _registered[name] = HeadInfo.of_class(name, head, **known)
     return name
 
 
@@ -278,9 +280,13 @@ def head_names(level: str | None = None, *, rivals: bool = False) -> tuple[str, 
         level: ``graph``, ``node`` or ``link``.
         rivals: Whether to include those that are compared only.
     """
-    installed = (entry.name for entry in entry_points(group=ENTRY_POINTS))
-    names = dict.fromkeys([*HEADS, *(RIVALS if rivals else ()), *installed, *_registered])
+    names = dict.fromkeys([*HEADS, *(RIVALS if rivals else ()), *_installed(), *_registered])
     return tuple(name for name in names if level is None or level in head_info(name).levels)
+
+
+def _installed() -> dict[str, EntryPoint]:
+    """Return what installed packages offer, by name; nothing is imported."""
+    return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
 
 
 def refuse_rivals(*names: str) -> None:
@@ -298,10 +304,19 @@ def head_info(name: str) -> HeadInfo:
     for known in (HEADS, RIVALS, _registered):
         if name in known:
             return known[name]
-    for entry in entry_points(group=ENTRY_POINTS, name=name):
-        _register(name, entry.load())
+    if entry := _installed().get(name):
+        try:
+            _register(name, entry.load(), installed=True)
+        except ConfigError:
+            raise
+        except Exception as error:  # what a package raises when it is imported
+            at = raised_at(error)
+            raise ConfigError(
+                f"head {name!r}: {entry.value} of an installed package failed"
+                f"{f' at {at}' if at else ''}: {one_line(error)}; repair or uninstall it"
+            ) from error
         return _registered[name]
-    names = (*HEADS, *RIVALS, *_registered)
+    names = (*HEADS, *RIVALS, *_installed(), *_registered)
     near = get_close_matches(name, names, n=3) or names
     raise ConfigError(
         f"head: found {name!r}, expected a readout such as {', '.join(near[:6])}, "
@@ -336,7 +351,10 @@ def build_head(
     build = partial(readout, in_dims, out_dim, level=level, **info.preset, **options)
     with own_code(readout):
         require_memory(f"head {name!r}", options.values(), build, bytes_per_weight=16)
-        return build()
+        head = build()
+    if not isinstance(info.location, str):
+        require_separate_graphs(head)
+    return head
 
 
 def build_reader(

@@ -96,7 +96,35 @@ def test_an_installed_package_offers_a_readout(
     assert "first" in head_names("graph")
     assert head_info("first").load().__name__ == "First"
     assert build_head("first", [3], 1).config()["in_dims"] == [3]
+    assert head_info("first").source  # a run is held to the code that it was trained with
+    with pytest.raises(ConfigError, match="such as first"):
+        head_info("frist")
     monkeypatch.delitem(sys.modules, "readouts_of_others")
+
+    (tmp_path / "readouts_of_others.py").write_text("import a_module_that_is_not_there\n")
+    registry._registered.clear()
+    with pytest.raises(ConfigError, match="head 'first': readouts_of_others:First.*a_module_that"):
+        head_info("first")
+
+
+class Centred(Largest):
+    """The largest channel above the mean of all nodes of the batch."""
+
+    def pool_graphs(self, history: History, graphs: Graphs, edge_index: Tensor | None) -> Tensor:
+        last = self.layers(history)[-1]  # [num_nodes, D]
+        return graphs.mean((last - last.mean(0)).amax(1, keepdim=True))  # [num_graphs, 1]
+
+
+def test_a_readout_that_sees_other_graphs_of_its_batch_is_refused() -> None:
+    state = torch.get_rng_state()
+    with pytest.raises(ConfigError, match="Centred: found outputs of a graph that depend on"):
+        build_head(head_name(Centred), [3, 3], 1)
+    build_head(head_name(Largest), [3, 3], 1)
+    torch.manual_seed(0)
+    first = build_head(head_name(Largest), [3, 3], 1).state_dict()
+    torch.manual_seed(0)
+    assert all(map(torch.equal, first.values(), Largest([3, 3], 1).state_dict().values()))
+    torch.set_rng_state(state)
 
 
 @pytest.mark.parametrize(
