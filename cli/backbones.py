@@ -43,7 +43,8 @@ def pretrain(
         typer.Option(
             "--head",
             autocompletion=opt.complete_heads,
-            help="Train end to end with this readout: histograph, mean, ...",
+            help="Train end to end with this readout: histograph, mean, ..., or your own, as "
+            "file.py:Class.",
         ),
     ] = None,
     *,
@@ -69,7 +70,7 @@ def pretrain(
         bool,
         typer.Option(
             "--standardize/--no-standardize",
-            help="With --head: normalize each layer's activations, node by node.",
+            help="With --head: standardize each layer's activations, node by node.",
             rich_help_panel=opt.HEAD,
         ),
     ] = True,
@@ -273,7 +274,8 @@ def finetune(
         typer.Option(
             "--head",
             autocompletion=opt.complete_heads,
-            help="Readout to train on a cache; histograph by default.",
+            help="Readout to train on a cache, histograph by default; of a run, the code of your "
+            "own one, as file.py:Class.",
         ),
     ] = None,
     *,

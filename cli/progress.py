@@ -168,7 +168,7 @@ class ExperimentWatch:
         left = sum(paces.get(name, 0.0) * fits for name, fits in self._left.items())
         known = paces.keys() | self._seconds.keys()  # solutions are copied from seed to seed
         more = any(fits > 0 and name not in known for name, fits in self._left.items())
-        return f"{'over ' * more}{text(left)} left" if left > 0 else ""
+        return f"{'at least ' * more}{text(left)} left" if left > 0 else ""
 
     def fit_done(self, fit: Fit, done: int, total: int) -> None:
         """Print the fit's line, and record how long its epochs took."""

@@ -108,8 +108,9 @@ def _say_outcome(terminal: Terminal, results: Any) -> None:
         terminal.info(
             f"Calibration by temperature {calibration['temperature']:.3g}, from the validation "
             f"part: expected calibration error on the test part {before:.3f} before, {after:.3f} "
-            "after."
+            f"after{', no better there' * (after >= before)}."
         )
+    _say_extremes(terminal, results)
     diverged = sum(bool(fit.get("diverged")) for fit in results["fits"])
     if diverged:
         terminal.note(
@@ -118,8 +119,32 @@ def _say_outcome(terminal: Terminal, results: Any) -> None:
         )
     if results.get("left_out"):
         terminal.info(
-            f"The run predicts with {plural(results['members'], 'head')} on one backbone; "
-            f"{results['left_out']} more, on other backbones, count in the table only."
+            f"The run predicts with {plural(results['members'], 'head')} on one backbone; the "
+            f"scores in the table are also those of {results['left_out']} on other backbones."
+        )
+
+
+def _say_extremes(terminal: Terminal, results: Any) -> None:
+    """Say so where the readout of a run was best before training, or when training ended."""
+    from histograph_post.runs.run import FINETUNED, split_name
+
+    name = results["head"]
+    trained = [
+        fit
+        for fit in results["fits"]
+        if fit["head"] == name and "strength" not in fit and not fit.get("diverged")
+    ]
+    if trained and all(fit["best_epoch"] < 0 for fit in trained):
+        start = "the frozen head" if split_name(name)[1] == FINETUNED else "the solved `probe`"
+        terminal.info(
+            f"No epoch of {name} was better on validation than its start: it predicts what "
+            f"{start} does."
+        )
+    last = sum(0 <= fit["best_epoch"] == fit["epochs"] - 1 for fit in trained)
+    if 2 * last > len(trained):
+        terminal.note(
+            f"{last} of {plural(len(trained), 'fit')} of {name} were best at the last epoch: more "
+            "--epochs may improve it"
         )
 
 

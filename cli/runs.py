@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -72,7 +71,6 @@ def predict(
             "members": len(stored.get("members", [stored])),
             "notes": list(found.notes),
         },
-        next_command=f"head {shlex.quote(str(out))}",
     )
 
 

@@ -209,7 +209,7 @@ class Finetuning(BackboneStage):
 
     def notes(self) -> list[str]:
         """Return what is trained, and what cannot be scored."""
-        return [*self.layer_notes, f"training changes {self.trainable()}", *super().notes()]
+        return [*self.layer_notes, f"training may change {self.trainable()}", *super().notes()]
 
     def finish(self, folder: Path, averages: Averages, chosen: str) -> dict[str, Any]:
         """Write a checkpoint per fold; return what was trained and gained over the frozen head."""

@@ -39,6 +39,9 @@ _TOO_MANY = 100
 _MOST_FOLDS = 10
 _MORE_FOLDS, _MORE_SEEDS = f"--folds {_MOST_FOLDS}", "--seeds 0-4"
 
+#: New folds test rows that the checkpoint may have been trained on.
+_UNSEEN = " (fair only if the checkpoint was not trained on them)"
+
 #: If each fold has one seed, more seeds can replace up to this many times the folds.
 _SEEDS_STAND_FOR = 4
 
@@ -301,7 +304,7 @@ def _advice(
     # Earlier versions had intervals over seeds, which do not cover other rows.
     if over == "seeds" or found["low"] is None or (by_rows and by_rows["low"] is None):
         needs: dict[str, Any] = {"count": None, "over": "rows"}
-        return _Advice(needs, f"more test rows would decide it, such as {more_folds} has")
+        return _Advice(needs, f"more test rows would decide it, such as {more_folds} has{_UNSEEN}")
     if by_rows is not None and (over == "rows" or by_rows["low"] <= 0 <= by_rows["high"]):
         return _more_rows(mean, by_rows, results, tested_all=over == "folds")
     from ..metrics import student_quantile  # which loads scikit-learn: only where it is needed
@@ -312,7 +315,7 @@ def _advice(
     of_most *= (count / _MOST_FOLDS) ** 0.5
     if count < _MOST_FOLDS and of_most * _POWER**0.5 <= abs(mean):
         needs = {"count": _MOST_FOLDS, "over": "folds"}
-        return _Advice(needs, f"{more_folds} would decide it, if the difference stays")
+        return _Advice(needs, f"{more_folds} would decide it, if the difference stays{_UNSEEN}")
     # With a single seed, a fold is as uncertain as that seed; a solved readout has no seeds.
     if row.get("averaged") is None and not row.get("simple") and wanted <= _SEEDS_STAND_FOR * count:
         needs = {"count": 5, "over": "seeds"}
@@ -345,7 +348,7 @@ def _more_rows(
         beside = f", and the data have {most:,}" if tested_all or there else ""
         return _Advice(None, f"it takes about {rounded:,} test rows to tell them apart{beside}")
     every = f"all {there:,} rows" if there else "every row"
-    how = f"{_option(_MORE_FOLDS, results)} tests {every}"
+    how = f"{_option(_MORE_FOLDS, results)} tests {every}{_UNSEEN}"
     if results.get("task", {}).get("level") == "link":
         how = "give the test part a larger share"
     return _Advice(

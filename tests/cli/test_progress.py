@@ -59,8 +59,8 @@ def test_one_fit_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_seeds_that_are_trained_as_one_are_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     story = Story(monkeypatch, histograph=4, mean=2)
     story.train(40.0, 0, 1, head="histograph")
-    assert story.finish(0, "histograph") == "over 40.0 s"  # and what the mean takes
-    assert story.finish(1, "histograph") == "over 40.0 s"
+    assert story.finish(0, "histograph") == "at least 40.0 s"  # and what the mean takes
+    assert story.finish(1, "histograph") == "at least 40.0 s"
     story.train(2.0, 0, 1)
     assert story.finish(0) == "40.0 s"
     assert story.finish(1) == "40.0 s"
@@ -74,7 +74,7 @@ def test_a_cheap_readout_does_not_count_as_a_dear_one(monkeypatch: pytest.Monkey
     for share in (0.1, 0.2, 1.0):
         story.now += 10.0 * share
         story.epoch("histograph", 0, share)
-    assert story.finish(0, "histograph") == "over 13.3 s"
+    assert story.finish(0, "histograph") == "at least 13.3 s"
     story.train(1.0, 0)
     assert story.finish(0) == "14.3 s"
 

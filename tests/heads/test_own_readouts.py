@@ -103,7 +103,7 @@ def test_an_installed_package_offers_a_readout(
 
     (tmp_path / "readouts_of_others.py").write_text("import a_module_that_is_not_there\n")
     registry._registered.clear()
-    with pytest.raises(ConfigError, match="head 'first': readouts_of_others:First.*a_module_that"):
+    with pytest.raises(ConfigError, match=r"head 'first': readouts_of_others:First.*a_module_that"):
         head_info("first")
 
 

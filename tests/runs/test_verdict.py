@@ -94,14 +94,14 @@ def test_what_would_decide_it_is_a_number_of_rows() -> None:
     found = verdict_of(results_with(UNCLEAR, None))
     assert found.needs == {"count": 2500, "over": "rows"}
     assert "about 2,500 test rows would decide it" in found.text
-    assert found.text.endswith("`--folds 10` tests every row.")
+    assert "`--folds 10` tests every row (fair only if the checkpoint" in found.text
     assert "no realistic number of test rows" in verdict_of(results_with(LEVEL, None)).text
     assert verdict_of(results_with(BETTER, None)).needs is None
 
 
 def test_no_more_rows_are_asked_for_than_there_are() -> None:
     enough = verdict_of(results_with(UNCLEAR, None) | {"labelled_rows": 3000})
-    assert enough.text.endswith("`--folds 10` tests all 3,000 rows.")
+    assert "`--folds 10` tests all 3,000 rows (fair only if the checkpoint" in enough.text
     found = verdict_of(results_with(UNCLEAR, None) | {"labelled_rows": 2000})
     assert (found.decision, found.readout, found.needs) == ("keep", "own readout", None)
     assert found.text.endswith("about 2,500 test rows to tell them apart, and the data have 2,000.")
