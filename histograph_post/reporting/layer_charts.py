@@ -105,7 +105,7 @@ def weight_sets_figure(weights: np.ndarray, first: int, *, about: str) -> Figure
     def draw(axes: Axes) -> None:
         reach = max(float(np.abs(means).max()), 1e-9)
         small = means.shape[1] <= _WRITTEN_LAYERS
-        texts = [[f"{value:.2f}" if small else "" for value in row] for row in means]
+        texts = [[f"{v:z.2f}".replace("-", MINUS) if small else "" for v in row] for row in means]
         draw_cells(axes, means / reach, texts, colour=CHOSEN, negative=RIVAL)
         axes.set_yticks(range(len(means)), [str(row + 1) for row in range(len(means))])
         axes.set_ylabel("set of channels")

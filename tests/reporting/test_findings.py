@@ -16,7 +16,7 @@ from histograph_post.heads.histograph import HistoGraphHead
 from histograph_post.reporting.building import find_caches, gather_evidence
 from histograph_post.reporting.depth import layer_rows, score_depths
 from histograph_post.reporting.drawings import attention_shares, layout, neighbourhood
-from histograph_post.reporting.layer_charts import group_weights
+from histograph_post.reporting.layer_charts import group_weights, weight_sets_figure
 from histograph_post.reporting.outcomes import (
     Outcome,
     choose_examples,
@@ -222,3 +222,9 @@ def test_neighbourhood_is_breadth_first() -> None:
     assert neighbourhood(edges, [0], 3).tolist() == [0, 1, 2]
     assert neighbourhood(edges, [0], 4).tolist() == [0, 1, 2, 3]
     assert neighbourhood(edges, [5], 10).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_weight_that_rounds_to_zero_has_no_sign() -> None:
+    axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    weight_sets_figure(np.array([[[-0.001, 0.5, -0.25]]]), 0, about="").picture.draw(axes)
+    assert [text.get_text() for text in axes.texts] == ["0.00", "0.50", "\N{MINUS SIGN}0.25"]
