@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..errors import ConfigError
@@ -209,6 +210,10 @@ def with_keywords(
     given = {name: value for name, value in keywords.items() if name in names}
     others = {name: value for name, value in keywords.items() if name not in names | training}
     trained = {name: value for name, value in keywords.items() if name in training}
+    for name in others:
+        near = get_close_matches(name, names | training, n=1, cutoff=0.9)
+        if near:
+            raise ConfigError(f"found option {name!r}, expected {near[0]!r}")
     found = replace(options or _DEFAULTS, **given)
     if isinstance(found.training, TrainingOptions):
         return replace(found, training=replace(found.training, **trained)), others

@@ -114,3 +114,17 @@ def test_python_has_the_words_of_the_command_line() -> None:
     for same in ({"folds": 5, "split": "random"}, {"attention_heads": 2, "heads": 2}):
         with pytest.raises(ConfigError, match="not both"):
             with_keywords(None, same)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda cache, out: hg.train_head(cache, out, splits="random"),
+        lambda cache, out: hg.pretrain("gin", "demo:", out, splits="random"),
+    ],
+)
+def test_an_option_that_is_misspelt_is_named(
+    demo_cache: Path, tmp_path: Path, call: Callable[[Path, Path], Any]
+) -> None:
+    with pytest.raises(ConfigError, match="found option 'splits', expected 'split'"):
+        call(demo_cache, tmp_path / "run")
