@@ -295,7 +295,7 @@ def recipes(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="One of them, such as pretrain-gnns:gcn, or the beginning of several names.",
+            help="A checkpoint, such as pretrain-gnns:gcn, or the beginning of several names.",
             show_default=False,
         ),
     ] = None,

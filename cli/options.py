@@ -235,7 +235,7 @@ HeadArgsOption = Annotated[
     ),
 ]
 TaskOption = Annotated[
-    TaskKind, typer.Option("--task", help="Kind of task; auto infers it from the labels.")
+    TaskKind, typer.Option("--task", help="Kind of task, by default inferred from the labels.")
 ]
 MetricOption = Annotated[
     str | None,
@@ -243,8 +243,8 @@ MetricOption = Annotated[
         "--metric",
         metavar="NAME",
         autocompletion=complete_metrics,
-        help="Metric that selects the best epoch and ranks the results, by default the usual one "
-        f"of the task: {', '.join(METRICS)}.",
+        help=f"Metric that selects the best epoch and ranks the results: {', '.join(METRICS)}. By "
+        "default the usual one of the task.",
     ),
 ]
 FoldsOption = Annotated[
@@ -338,8 +338,8 @@ FitsOption = Annotated[
     typer.Option(
         "--fits",
         metavar="I/N",
-        help="Do share I of N of the fits, as one job of an array; the job that finds all of them "
-        "done writes the results.",
+        help="Do only share I of N of the fits, counted from 0, as one job of an array; the job "
+        "that finds all of them done writes the results.",
     ),
 ]
 JobsOption = Annotated[
