@@ -200,7 +200,7 @@ def calibration_figure(run: Run, every: Outcome) -> Figure | None:
 
     if len(found) > 1:
         stated = f"{number(errors[_BEFORE])} before, {number(errors[_AFTER])} after"
-        stated += f" dividing logits by {temperature:.3g}, fitted on the validation part"
+        stated += f" dividing logits by {number(temperature)}, fitted on the validation part"
     else:
         stated = f"{number(errors[_AFTER])}; the probabilities are not calibrated"
     shown = ", ".join(

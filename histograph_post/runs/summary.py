@@ -262,16 +262,19 @@ def _steps_before(run: Run) -> list[str]:
     if before is not None:
         return [*_steps_before(before), run_command(before)]
     folder = run.backbone.cache
+    source = Path(str((run.config or {}).get("source", folder)))
+    missing = [f"# then the run {source}, which was not found"]
+    then = [] if source.name in folder.parts else missing
     try:
         options = read_toml_file(folder / CONFIG_NAME)
     except (ConfigError, OSError):
         weights = run.backbone.model.weights_sha256[:12]
         if run.config is not None:
-            return [f"# first, a cache of the weights {weights}... as {folder.name}"]
+            return [f"# first, a cache of the weights {weights}... as {folder.name}", *then]
         data = run.backbone.data.spec
         call = f"hg.cache(model, hg.load_data({data!r}), {folder.name!r})"
         return [f"import histograph_post as hg\n\n{call}  # a model with weights {weights}..."]
-    return [_typed("cache", options)]
+    return [_typed("cache", options), *then]
 
 
 def _run_before(run: Run) -> Run | None:

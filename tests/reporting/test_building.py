@@ -124,6 +124,10 @@ def test_a_run_is_repeated_from_the_cache_on(tmp_path: Path) -> None:
     names = [shlex.split(line)[1:3] for line in commands]
     expected = [["cache", f"{backbone}/fold-0"], ["train-head", cache], ["finetune", head]]
     assert names == [*expected, ["finetune", "--config"]]
+    Path(head).rename(tmp_path / "moved")
+    said = repeat_commands(Run.open(tuned)).splitlines()
+    assert said[0].startswith(f"histograph cache {backbone}/fold-0")
+    assert f"# then the run {head}, which was not found" in said
 
 
 def test_unfinished_run_is_refused_in_one_line(tmp_path: Path) -> None:
