@@ -49,7 +49,7 @@ def bench(
 ) -> None:
     """Compare the speed of this tool with a literal implementation and others, on this machine.
 
-    They take turns in one process; peak memory is measured in separate processes. Without
+    All take turns in one process; peak memory is measured in separate processes. Without
     --data-root, graphs of the same sizes as the named data sets are generated.
     """
     from histograph_benchmarks.suite import chosen_names, run_suite

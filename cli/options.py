@@ -72,8 +72,9 @@ _model = typer.Option(
     "--model",
     metavar="SPEC",
     autocompletion=complete_models,
-    help="The model: gcn, gin, gat, sage, gps, that of a public checkpoint (see histograph "
-    "recipes), file.py:Name or package.module:Name.",
+    help="The model: gcn, gin, gat, sage or gps; the name of a public one, such as "
+    "pretrain-gnns:gcn (see histograph recipes); or your own, as file.py:Name or "
+    "package.module:Name.",
 )
 _data = typer.Option(
     "--data",
