@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -71,6 +72,7 @@ def predict(
             "members": len(stored.get("members", [stored])),
             "notes": list(found.notes),
         },
+        next_command=f"less {shlex.quote(str(out))}",
     )
 
 

@@ -36,7 +36,7 @@ def test_command_writes_a_csv_and_shows_the_scores(
     assert result.exit_code == 0, result.output
     assert "20 graphs predicted" in result.stdout
     assert "accuracy" in result.stdout
-    assert f"next: head {out}" in result.stdout
+    assert f"next: less {out}" in result.stdout
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
     graphs = hg.load_data("demo:", args={"num_graphs": 20, "seed": 5})
