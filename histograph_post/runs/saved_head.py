@@ -193,7 +193,8 @@ class SavedHead:
 
     def build(self) -> HeadEnsemble:
         """Return all members as one module."""
-        files = {member.file: self._read(member) for member in self.members}
+        one_of_each = {member.file: member for member in self.members}.values()
+        files = {member.file: self._read(member) for member in one_of_each}
         built: list[HeadMember] = []
         for member in self.members:
             head, standardizer = self._build(member, files[member.file])
