@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -167,21 +167,25 @@ def require_separate_graphs(head: Readout) -> None:
     """
     import torch
 
-    sizes, training, generator = (4, 5), head.training, torch.Generator().manual_seed(0)
-    layers = [torch.randn(sum(sizes), width, generator=generator) for width in head.in_dims]
-    ring = [torch.stack([torch.arange(n), torch.arange(n).roll(1)]) for n in sizes]  # [2, n]
+    training, generator = head.training, torch.Generator().manual_seed(0)
 
-    def outputs(first: int, stop: int, batch: list[int], edges: torch.Tensor) -> torch.Tensor:
-        rows = [layer[first:stop] for layer in layers]  # [stop - first, D_l] each
-        found: torch.Tensor = head(rows, torch.tensor(batch), edge_index=edges)
+    def outputs(*graphs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the outputs of graphs, given by their layers ``[n, D_l]``, in one batch."""
+        sizes = torch.tensor([len(layers[0]) for layers in graphs])
+        batch = torch.arange(len(graphs)).repeat_interleave(sizes)  # [num_nodes]
+        nodes = torch.arange(len(batch))
+        ring = torch.cat([part.roll(1) for part in nodes.split(sizes.tolist())])  # [num_nodes]
+        history = [torch.cat(rows) for rows in zip(*graphs, strict=True)]  # [num_nodes, D_l] each
+        found: torch.Tensor = head(history, batch, edge_index=torch.stack([nodes, ring]))
         return found
 
-    both = torch.cat([ring[0], ring[1] + sizes[0]], dim=1)  # [2, 9]
+    graphs = [
+        [torch.randn(n, width, generator=generator) for width in head.in_dims] for n in (4, 5)
+    ]
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             head.eval()
-            together = outputs(0, 9, [0] * 4 + [1] * 5, both)
-            alone = torch.cat([outputs(0, 4, [0] * 4, ring[0]), outputs(4, 9, [0] * 5, ring[1])])
+            together, alone = outputs(*graphs), torch.cat([outputs(graph) for graph in graphs])
     except Exception:  # of whatever kind: on the user's own data it may work, or says why not
         return
     finally:
