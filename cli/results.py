@@ -120,7 +120,8 @@ def _say_outcome(terminal: Terminal, results: Any) -> None:
     if results.get("left_out"):
         terminal.info(
             f"The run predicts with {plural(results['members'], 'head')} on one backbone; the "
-            f"scores in the table are also those of {results['left_out']} on other backbones."
+            f"scores in the table are also those of {plural(results['left_out'], 'head')} on other "
+            "backbones."
         )
 
 
@@ -135,15 +136,16 @@ def _say_extremes(terminal: Terminal, results: Any) -> None:
         if fit["head"] == name and "strength" not in fit and not fit.get("diverged")
     ]
     if trained and all(fit["best_epoch"] < 0 for fit in trained):
-        start = "the frozen head" if split_name(name)[1] == FINETUNED else "the solved `probe`"
+        tuned = split_name(name)[1] == FINETUNED
+        start = "frozen head" if tuned else "linear map, solved beforehand,"
         terminal.info(
-            f"No epoch of {name} was better on validation than its start: it predicts what "
-            f"{start} does."
+            f"No epoch of {name} was better on validation than its start: it predicts what the "
+            f"{start} does that it started from."
         )
     last = sum(0 <= fit["best_epoch"] == fit["epochs"] - 1 for fit in trained)
     if 2 * last > len(trained):
         terminal.note(
-            f"{last} of {plural(len(trained), 'fit')} of {name} were best at the last epoch: more "
+            f"{name} was best at its last epoch in {last} of {plural(len(trained), 'fit')}: more "
             "--epochs may improve it"
         )
 

@@ -91,7 +91,7 @@ class HeadRecord:
     seed: Count
     #: What the readout is built with.
     config: Mapping[str, Any]
-    #: The hash of its code, if the user named a file of it.
+    #: The hash of its code, if that is from a file of the user's or an installed package.
     source: str = ""
     standardize: bool
     #: Whether rows are normalised one by one instead.

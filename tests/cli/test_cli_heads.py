@@ -48,6 +48,22 @@ def test_the_verdict_stays_where_all_else_is_quiet(demo_cache: Path, tmp_path: P
     assert done.stdout.splitlines()[-1] == results["verdict"]["text"]
 
 
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        ("mean", "mean was best at its last epoch in 1 of 1 fit"),
+        ("histograph", "No epoch of histograph was better on validation than its start"),
+    ],
+)
+def test_a_best_epoch_at_either_end_is_said(
+    head: str, expected: str, demo_cache: Path, tmp_path: Path
+) -> None:
+    given = ("--head", head, "--epochs", 1, "--lr", 1e-12, "--dim", 8, "--seeds", 0)
+    done = histograph("train-head", demo_cache, "-o", tmp_path / "run", *given)
+    assert done.exit_code == 0, done.output
+    assert expected in " ".join(done.stderr.split())
+
+
 def test_without_an_own_readout_the_table_compares_with_the_last_layer(tmp_path: Path) -> None:
     class Encoder(torch.nn.Module):
         def __init__(self) -> None:
