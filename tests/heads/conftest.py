@@ -19,7 +19,7 @@ Oracle = Callable[..., Tensor]
 
 def _positions(num_layers: int, dim: int) -> Tensor:
     """Sinusoidal encoding, entry by entry."""
-    encoding = torch.zeros(num_layers, dim)
+    encoding = torch.zeros(num_layers, dim, dtype=torch.float64)
     for layer in range(num_layers):
         for channel in range(dim):
             angle = layer / 10000 ** ((channel - channel % 2) / dim)

@@ -116,6 +116,15 @@ def test_encoding_is_the_one_of_vaswani() -> None:
     assert encoding[0].tolist() == [0, 1, 0, 1, 0]
 
 
+def test_encoding_has_the_precision_of_the_weights_and_needs_no_file() -> None:
+    options = HistoGraphConfig((4,) * 3, 1, dim=8, layer_heads=2)
+    exact = sinusoidal_encoding(3, 8)
+    assert torch.equal(LayerAttention(options).double().encoding, exact)
+    with torch.device("meta"):
+        made = LayerAttention(options)
+    assert torch.equal(made.to_empty(device="cpu").encoding, exact.float())
+
+
 def fit_first_difference(normalization: str) -> float:
     """Learn the difference of the last two of three layers; return the error, 2 being no fit."""
     torch.manual_seed(0)

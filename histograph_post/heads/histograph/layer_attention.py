@@ -92,12 +92,11 @@ NORMALIZATIONS: dict[str, Callable[[Tensor, HistoGraphConfig], Tensor]] = {
 
 
 def sinusoidal_encoding(num_layers: int, dim: int) -> Tensor:
-    """Fixed encoding of the layer index (Vaswani et al.): ``[num_layers, dim]``."""
-    position = torch.arange(num_layers, dtype=torch.float64).unsqueeze(-1)  # [num_layers, 1]
-    pair = torch.arange(0, dim, 2, dtype=torch.float64)
+    """Fixed encoding of the layer index (Vaswani et al.), ``[num_layers, dim]``, in double."""
+    position = torch.arange(num_layers, dtype=torch.float64, device="cpu").unsqueeze(-1)
+    pair = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu")
     angle = position * torch.exp(pair * (-math.log(10000.0) / dim))  # [num_layers, ceil(dim / 2)]
-    encoding = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :dim]
-    return encoding.to(torch.get_default_dtype())
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :dim]
 
 
 class LayerBlock(NamedTuple):
@@ -135,7 +134,7 @@ class LayerAttention(nn.Module):
         self.embeddings = nn.ModuleList(nn.Linear(width, self.dim) for width in widths)
         #: Columns of :meth:`maps`: the channels of each embedding, then the layers.
         self.columns = [*widths, len(self.in_dims)]
-        encoding = sinusoidal_encoding(len(self.in_dims), self.dim)
+        encoding = sinusoidal_encoding(len(self.in_dims), self.dim).to(self.last_embedding.weight)
         self.register_buffer("encoding", encoding, persistent=False)
         if options.layer_attention == "learned":
             self.query = nn.Parameter(torch.empty(self.dim, self.dim))
@@ -156,6 +155,12 @@ class LayerAttention(nn.Module):
                 nn.init.xavier_uniform_(self.query)
         if self.options.layer_attention == "random":
             nn.init.normal_(self.random_scores)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LayerAttention:
+        """Move or convert the module. In double, the encoding is not what single has left of it."""
+        super()._apply(fn, recurse)
+        self.encoding = sinusoidal_encoding(len(self.in_dims), self.dim).to(self.encoding)
+        return self
 
     def _starts_from_the_mean(self) -> bool:
         """Whether scores of zero mean that all layers count alike."""
