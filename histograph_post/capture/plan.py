@@ -17,7 +17,8 @@ from torch_geometric.nn import MessagePassing
 from ..errors import CaptureError
 from ..models.model_call import given_to, visible
 from ..models.spec import CallForm
-from .finding import find_layers, refuse_hidden_steps, repeats
+from .finding import find_layers, repeats
+from .hidden import refuse_hidden_steps
 from .layers import Layer, Layers, choose_inputs, made_by
 from .passes import eager_module
 from .points import (

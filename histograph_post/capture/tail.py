@@ -19,6 +19,7 @@ from torch_geometric.nn import JumpingKnowledge
 from .gates import Gates
 from .layers import Layer, Layers
 from .trace import (
+    CHOOSING,
     CONCATENATING,
     JOINING,
     LINEAR,
@@ -117,21 +118,21 @@ class Joins:
 
     def _is_residual(self, join: Join, end: int) -> bool:
         """Whether a layer's output is added to what the layer was given, or to the input."""
-        if join.call.name not in SUMMING | MULTIPLYING or join.parallel:
+        if join.call.name in CONCATENATING or join.parallel:
             return False
         fed = self.layers.frontier(end)
         if not all(self._is_own(each, fed) or self._is_input(each, fed) for each in join.others):
             return False
-        # A state that is added to a sum it is in is a layer among others, unless all layers do so.
+        # A maximum may as well be one over layers, unless all layers do so.
         before = self.layers.given_before(end)
-        return not self._adds_again(join) or any(
-            self._adds_again(earlier) for given in before for earlier in self._joins(given)
+        return not self._aggregates_alike(join) or any(
+            self._aggregates_alike(earlier) for given in before for earlier in self._joins(given)
         )
 
-    def _adds_again(self, join: Join) -> bool:
-        """Whether what is added is a part of the other summand, by sums alone."""
+    def _aggregates_alike(self, join: Join) -> bool:
+        """Whether a join is a maximum, or adds a state to a sum it is in: a layer among others."""
         if join.call.name not in SUMMING:
-            return False
+            return join.call.name in CHOOSING
         summands, seen = list(join.members), set()
         while summands:
             value = summands.pop()
@@ -184,12 +185,14 @@ class Joins:
 
     def is_habit(self, join: Join, end: int) -> bool:
         """Whether layers before were given what was joined in the same way."""
-        kinds = (CONCATENATING, SUMMING, MULTIPLYING)
+        kinds = (CONCATENATING, SUMMING, MULTIPLYING, CHOOSING)
         kind = next((kind for kind in kinds if join.call.name in kind), ())
         for given in self.layers.given_before(end):
             makers = self.layers.frontier(given)
             for earlier in self._joins(given):
                 if earlier.parallel != join.parallel or earlier.call.name not in kind:
+                    continue
+                if self._takes_out(earlier.call, given):
                     continue
                 if join.parallel or self._is_alike(earlier, given, join, end, makers):
                     return True
@@ -231,14 +234,22 @@ class Joins:
                 return self.trace.producer[value.index].time
         return join.call.time
 
+    def _takes_out(self, join: FunctionCall, end: int) -> bool:
+        """Whether ``end`` is cut out of what was joined: one of the layers again."""
+        last = self.trace.producer.get(end)
+        return (
+            last is not None
+            and last.name in SLICING
+            and not set(join.outputs).isdisjoint(last.inputs)
+        )
+
     def aggregates(self, join: FunctionCall, end: int) -> bool:
         """Whether more than concatenation lies between the joined layers and ``end``."""
         if join.name not in CONCATENATING:
             return True
         joined = [output for output in join.outputs if self.trace.derives(end, output)]
-        last = self.trace.producer.get(end)
-        if last is not None and last.name in SLICING and set(joined) & set(last.inputs):
-            return False  # one of the layers is taken out again
+        if self._takes_out(join, end):
+            return False
         if any(self.layers.width(end) < self.layers.width(output) for output in joined):
             return True
         return any(call.time > join.time for call in self.own_steps.maps(end))

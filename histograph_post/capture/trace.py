@@ -224,13 +224,19 @@ REDUCING = frozenset({"sum", "mean", "max", "amax", "min", "amin", "norm", "logs
 
 DIVIDING = frozenset({"div", "div_", "__truediv__", "divide", "true_divide"})
 
+#: Functions that choose the larger, or the smaller, of two numbers.
+CHOOSING = frozenset({"max", "maximum", "fmax", "min", "minimum", "fmin"})
+
 #: Functions by which layers are joined.
-JOINING = CONCATENATING | SUMMING | MULTIPLYING | {"max", "maximum", "fmax", "min", "minimum"}
+JOINING = CONCATENATING | SUMMING | MULTIPLYING | CHOOSING
 
 #: Functions that end a network with a row per node.
 SQUASHING = frozenset({"softmax", "log_softmax", "sigmoid", "sigmoid_", "logsigmoid"})
 
 #: Functions that make a weight per node.
 GATING = SQUASHING | {"exp", "exp_", "tanh"}
+
+#: Functions by which an index gets as many dimensions as what it is an index of.
+EXPANDING = frozenset({"unsqueeze", "expand", "expand_as", "view", "repeat", "__getitem__"})
 
 RESHAPING = frozenset({"squeeze", "squeeze_", "view", "reshape", "flatten", "__getitem__"})

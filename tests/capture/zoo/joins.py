@@ -145,6 +145,21 @@ def all_before(convs, x):
     return total
 
 
+def greater(convs, x):
+    """Each state is the larger of the new one and the one before."""
+    keep(x)
+    for conv in convs:
+        x = keep(torch.maximum(x, F.relu(conv(x))))
+    return x
+
+
+def smaller(convs, x):
+    keep(x)
+    for conv in convs:
+        x = keep(torch.minimum(x, torch.tanh(conv(x))))
+    return x
+
+
 def concatenated(convs, x):
     """The input is added to the last state once, at the end."""
     start = keep(x)
@@ -161,6 +176,8 @@ add("residuals with momentum", RESIDUALS, lambda: Residual(momentum))
 # The last addition is one of the way up, though it is the only one that reaches the input.
 add("symmetric skips", RESIDUALS, lambda: Residual(symmetric))
 add("sums of all layers before", RESIDUALS, lambda: Residual(all_before))
+add("residuals by the maximum", RESIDUALS, lambda: Residual(greater))
+add("residuals by the minimum", RESIDUALS, lambda: Residual(smaller))
 # One skip around everything: a residual, or an aggregation of the first and the last state.
 add(
     "one skip around all layers",

@@ -230,6 +230,22 @@ class Routed(Weighed):
         return self.head(global_add_pool(x, batch))
 
 
+@entry("experts: two for each node, added up by index_add_", WEIGHTS)
+class TwoRoutes(Routed):
+    def forward(self, x, edge_index, batch):
+        x = keep(self.embed(x))
+        for number, (conv, gate) in enumerate(zip(self.convs, self.gates, strict=True)):
+            x = x + conv(x, edge_index).relu()
+            weights, chosen = gate(x).softmax(-1).topk(2, -1)  # [num_nodes, 2]
+            added = torch.zeros_like(x)
+            for at in range(2):
+                row, place = torch.where(chosen == at)
+                answer = self.experts[2 * number + at](x[row])
+                added.index_add_(0, row, answer * weights[row, place, None])
+            x = keep(x + added)
+        return self.head(global_add_pool(x, batch))
+
+
 @entry("layers weighed per node, by the raw features", WEIGHTS)
 class RawGate(Weighed):
     def __init__(self):

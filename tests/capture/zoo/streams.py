@@ -97,6 +97,35 @@ class Buffered(nn.Module):
         return self.head(global_add_pool(layers.flatten(1), batch))
 
 
+# A layer is given its slice; what is pooled is the whole, which is another tensor.
+@entry("layers written into slices of one tensor, which is pooled", STACKED)
+class Sliced(Buffered):
+    def forward(self, x, edge_index, batch):
+        parts = torch.zeros(len(x), 4 * WIDTH)
+        parts[:, :WIDTH] = self.embed(x)
+        keep(parts[:, :WIDTH])
+        for number, conv in enumerate(self.convs):
+            start, middle, end = WIDTH * number, WIDTH * (number + 1), WIDTH * (number + 2)
+            parts[:, middle:end] = conv(parts[:, start:middle], edge_index).relu()
+            keep(parts[:, middle:end])
+        return self.head(global_add_pool(keep(parts), batch))
+
+
+@entry("one layer of each node is chosen by two indices", STACKED)
+class ChosenByIndex(Buffered):
+    def __init__(self):
+        super().__init__()
+        self.choose, self.head = nn.Linear(WIDTH, 4), nn.Linear(WIDTH, 2)
+
+    def forward(self, x, edge_index, batch):
+        states = [keep(self.embed(x))]
+        for conv in self.convs:
+            states.append(keep(conv(states[-1], edge_index).relu()))
+        chosen = self.choose(states[-1]).argmax(-1)
+        joined = torch.stack(states, dim=1)[torch.arange(len(x)), chosen]
+        return self.head(global_add_pool(keep(joined), batch))
+
+
 @entry("layers concatenated one after another", STACKED)
 class Growing(nn.Module):
     def __init__(self):
