@@ -155,7 +155,7 @@ def cache(
         options=options,
         split=split,
         split_seed=split_seed,
-        reading=Reading(kept, workers, part, sampled=True),
+        reading=Reading(kept, workers, sampled=True),
         device=device,
         progress=terminal.progress,
     )

@@ -94,7 +94,7 @@ def inspect(
     for table in found.tables():
         terminal.table(*table)
     if source.missing:
-        terminal.note(f"the model's own outputs would not be kept: {found.plan.own.problem}")
+        terminal.note(f"the model's own outputs would not be kept: {found.plan.problem}")
     given = {"model": model, "checkpoint": path, "data": data, **_flags(terminal)}
     terminal.result(found.to_json(), next_command=command("cache", **given) + " -o CACHE")
 

@@ -30,7 +30,7 @@ from ..data.streaming import remove_rows, rows_beside
 from ..errors import CaptureError, ConfigError, OutputExistsError
 from ..models import ModelSpec
 from ..models.checkpoints import weights_sha256
-from ..splits import PARTS, Splits, resolve_splits
+from ..splits import PARTS, Splits
 from ..tasks import Task
 from ..utils.files import (
     config_text,
@@ -54,7 +54,7 @@ from .manifest import (
     is_of_a_cache,
     write_manifest,
 )
-from .planning import CachePlan, plan_cache
+from .planning import CachePlan, choose_splits, plan_cache
 from .probing import CacheOptions
 from .reader import Cache
 from .writer import ShardWriter
@@ -162,11 +162,11 @@ def join_shards(plan: CachePlan, folder: Path, shards: Sequence[ShardInfo]) -> N
         plan_hash=plan.hash,
         splits_sha256=sha256_file(folder / SPLITS_NAME),
         own_metrics=None,
-        no_metrics_because=plan.own.problem or "not scored yet",
+        no_metrics_because=plan.problem or "not scored yet",
         provenance=_recorded_provenance(plan, folder),
         shards=tuple(placed),
     )
-    if plan.task is not None and plan.own.problem is None:
+    if plan.task is not None and plan.problem is None:
         outputs = Cache(folder, manifest).outputs()
         assert outputs is not None  # the plan scores only what is stored
         scores = own_scores(
@@ -343,12 +343,11 @@ def cache(
     """
     kept = rows_beside(out)
     if not isinstance(dataset, GraphDataset):
-        dataset = from_graphs(dataset, reading=Reading(kept, workers, part))
+        dataset = from_graphs(dataset, reading=Reading(kept, workers, sampled=True))
     if split is None:
         split = splits
-    if not isinstance(split, Splits):
-        split = resolve_splits(dataset, split)
-    plan = plan_cache(model, dataset, split, options=CacheOptions(**options), device=device)
+    chosen = choose_splits(dataset, split)
+    plan = plan_cache(model, dataset, chosen, options=CacheOptions(**options), device=device)
     with notebook_bar("caching", watched=on_progress is not None) as update:
         on_progress = on_progress or update
         found = write_cache(plan, out, part=part, overwrite=overwrite, on_progress=on_progress)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import CacheError, HistographError, OutputExistsError
+from ..splits import Splits
 from ..utils.files import finished_name, open_regular, read_limited, sha256_prefix
 from ..utils.outputs import OutputFolder
 from .layout import ShardInfo, shard_name
@@ -82,7 +84,7 @@ def _found(
     """Return the cache, or its finished shards; refuse a folder that holds another cache."""
     if (folder / MANIFEST_NAME).exists():
         found = Cache.open(folder)
-        if found.manifest.plan_hash != plan.hash or found.splits != plan.reading(None).splits:
+        if found.manifest.plan_hash != plan.hash or not _has_splits(plan, found):
             raise OutputExistsError(
                 f"{folder}: found a cache of {found.manifest.data.spec} by weights "
                 f"{found.manifest.weights_sha256[:12]} that this command would not write; "
@@ -99,6 +101,17 @@ def _found(
     if not any(shards):
         refuse_foreign_files(folder, written)
     return shards
+
+
+def _has_splits(plan: CachePlan, found: Cache) -> bool:
+    """Whether a complete cache has the splits of a plan, and the graphs if all are known."""
+    if isinstance(plan.splits, Splits):
+        same_graphs = found.manifest.data.fingerprint == plan.dataset.fingerprint()
+        return same_graphs and found.splits == plan.splits
+    with suppress(HistographError):  # index files may count rows, which the cache does not know
+        if plan.splits(found.to_split(official=None)) == found.splits:
+            return True
+    return plan.reading(None).splits == found.splits
 
 
 def refuse_other_code(plan: CachePlan, folder: Path) -> None:

@@ -30,6 +30,7 @@ from ..models.checkpoints import weights_sha256
 from ..models.model_call import RECEIVED_COLUMNS, received
 from ..models.spec import ModelSpec
 from ..splits import Splits, resolve_splits
+from ..splits.making import Splittable, check_split
 from ..tasks import Task, has_labels, infer_task
 from ..utils.machine import resolve_device, synchronize
 from ..utils.specifications import IN_MEMORY
@@ -49,11 +50,9 @@ class CachePlan:
     #: A sample of a long table, until :meth:`reading` replaces it.
     dataset: GraphDataset
     #: How splits are made, until all graphs are known.
-    splits: Splits | Callable[[GraphDataset], Splits]
+    splits: Splits | Callable[[Splittable], Splits]
     #: NaN where a label is missing: ``[rows, num_targets]``.
     labels: np.ndarray
-    #: Inferred from the labels; None for unlabelled data.
-    task: Task | None
     capture: CapturePlan
     #: What each parameter of the model's ``forward`` receives.
     received: tuple[tuple[str, str, str], ...]
@@ -85,6 +84,16 @@ class CachePlan:
             Capture(self.model, self.capture) as recorder,
         ):
             yield recorder
+
+    @cached_property
+    def task(self) -> Task | None:
+        """Inferred from the labels; None for unlabelled data."""
+        return infer_task(self.labels, self.layout.level) if has_labels(self.labels) else None
+
+    @property
+    def problem(self) -> str | None:
+        """Why the model's own prediction cannot be scored; None where it can."""
+        return self.own.problem_for(self.task)
 
     @property
     def num_bytes(self) -> int:
@@ -182,7 +191,7 @@ class CachePlan:
 def plan_cache(
     model: nn.Module,
     dataset: GraphDataset,
-    splits: Splits | Callable[[GraphDataset], Splits],
+    splits: Splits | Callable[[Splittable], Splits],
     *,
     options: CacheOptions | None = None,
     model_spec: ModelSpec | None = None,
@@ -209,10 +218,8 @@ def plan_cache(
     given, source = dataset, dataset.source
     # The plan of a long table follows from its text and a sample: jobs that read other rows agree.
     dataset = given if source is None else source.sample
-    labels = given.all_labels()
     num_nodes = given.num_nodes if source is None else source.num_nodes()
-    task = infer_task(labels, dataset.level) if has_labels(labels) else None
-    capture, parity, own, batch, notes = probe_model(model, dataset, task, options, missing, where)
+    capture, parity, own, batch, notes = probe_model(model, dataset, options, missing, where)
     edges = int(dataset.num_edges.max())
     sizes = {"num_nodes": int(dataset.num_nodes.max()), "num_edges": edges}
     at_once = edges_at_once(model, capture, batch, **sizes)
@@ -241,8 +248,7 @@ def plan_cache(
         device=where,
         dataset=given,
         splits=splits,
-        labels=labels,
-        task=task,
+        labels=given.known_labels(),
         capture=capture,
         received=tuple(received(model, batch, capture.call)),
         parity=parity,
@@ -258,6 +264,17 @@ def plan_cache(
         edges_at_once=at_once,
         notes=tuple(notes),
     )
+
+
+def choose_splits(
+    dataset: GraphDataset, split: Splits | str | None, *, seed: int = 0
+) -> Splits | Callable[[Splittable], Splits]:
+    """Return the splits that are asked for; of a sample, what returns them once all is known."""
+    if isinstance(split, Splits):
+        return (lambda known: split) if dataset.is_sample else split
+    check_split(split)
+    choose = functools.partial(resolve_splits, spec=split, seed=seed)
+    return choose if dataset.is_sample else choose(dataset)
 
 
 def _shard_bytes(options: CacheOptions, total: int) -> int:
@@ -361,9 +378,7 @@ def inspect(
     """
     if not isinstance(dataset, GraphDataset):
         dataset = from_graphs(dataset)
-    choose = functools.partial(resolve_splits, spec=None)
-    splits = choose if dataset.is_sample else choose(dataset)
-    asked = CacheOptions(**options)
+    splits, asked = choose_splits(dataset, None), CacheOptions(**options)
     return Inspection(
         plan_cache(model, dataset, splits, options=asked, missing=missing, device=device)
     )

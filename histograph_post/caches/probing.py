@@ -75,8 +75,22 @@ class OwnOutput:
     width: int | None = None
     #: Whether they are probabilities; logits otherwise.
     probabilities: bool = False
-    #: Why the prediction cannot be scored; None where it can.
+    #: Why the prediction could not be scored whatever the labels; None where it could.
     problem: str | None = None
+
+    def problem_for(self, task: Task | None) -> str | None:
+        """Return why the prediction cannot be scored on a task; None where it can."""
+        if self.problem is not None or self.width is None:
+            return self.problem
+        if task is None:
+            return "the data has no labels"
+        if task.accepts(self.width):
+            return None
+        wanted = "1 or 2" if task.kind == "binary" else str(task.out_dim)
+        return (
+            f"the model's output has {self.width} columns, the {task.kind} labels ask for "
+            f"{wanted}; --output-key chooses another of its outputs"
+        )
 
 
 class ProbedModel(NamedTuple):
@@ -92,7 +106,6 @@ class ProbedModel(NamedTuple):
 def probe_model(
     model: nn.Module,
     dataset: GraphDataset,
-    task: Task | None,
     options: CacheOptions,
     missing: Collection[str],
     device: torch.device,
@@ -116,7 +129,7 @@ def probe_model(
                 _refuse_chance(model, capture, batch)
                 require_unneeded(model, batch, capture, missing)
             parity = check_parity(model, capture, probe)
-            own = _own_output(model, capture, batch, task, dataset.level, options)
+            own = _own_output(model, capture, batch, dataset.level, options)
             break
         except ModelError as error:
             if whole or largest <= LARGE_GRAPH:
@@ -188,7 +201,6 @@ def _own_output(
     model: nn.Module,
     capture: CapturePlan,
     batch: Batch,
-    task: Task | None,
     level: Level,
     options: CacheOptions,
 ) -> OwnOutput:
@@ -201,14 +213,4 @@ def _own_output(
         found = prediction(output, rows=rows, key=options.output_key)
     if found is None:
         return OwnOutput(problem=f"the model returns no output with a row per {level}")
-    width, probabilities = int(found.shape[1]), form.is_probability(found)
-    problem = None
-    if task is None:
-        problem = "the data has no labels"
-    elif not task.accepts(width):
-        wanted = "1 or 2" if task.kind == "binary" else str(task.out_dim)
-        problem = (
-            f"the model's output has {width} columns, the {task.kind} labels ask for {wanted}; "
-            "--output-key chooses another of its outputs"
-        )
-    return OwnOutput(width, probabilities, problem)
+    return OwnOutput(int(found.shape[1]), form.is_probability(found))

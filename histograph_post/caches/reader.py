@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Self, overload
 
 import numpy as np
@@ -162,6 +163,20 @@ class Cache:
     def labels(self) -> np.ndarray:
         """Return all labels, NaN where missing: a row per graph, node or link, ``[rows, T]``."""
         return np.concatenate([shard.arrays["labels"] for shard in self._all_shards()])
+
+    def to_split(self, official: Splits | None) -> Any:
+        """Return what splits are made of (:class:`~histograph_post.splits.making.Splittable`)."""
+        molecules = self.molecules()
+        return SimpleNamespace(
+            spec=str(self.path),
+            level=self.manifest.layout.level,
+            official=official,
+            notes=[],
+            smiles=None if molecules is None else [smiles for smiles, _ in molecules],
+            rows=None,
+            label_ptr=self.label_ptr,
+            labels=self.labels,
+        )
 
     def outputs(self) -> np.ndarray | None:
         """Return the model's own outputs, ``[rows, output_width]``; None if it has none."""

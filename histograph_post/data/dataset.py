@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from ..splits import Splits
 from ..utils import LEVELS, Level
 from ..utils.specifications import IN_MEMORY
 from .checks import add_features, check_links, prepare_graphs, refuse_hetero
+from .indexed import IndexedRows, IndexedTable, stream_graphs
 from .labels import (
     LinkOptions,
     align_labels,
@@ -29,7 +30,6 @@ from .labels import (
 )
 from .row_blocks import StreamedGraphs
 from .spec import OnProgress, Reading
-from .streaming import stream_graphs
 from .tables import SelectedRows, Table, is_row_numbers
 
 #: The name of the target where links are predicted.
@@ -39,15 +39,15 @@ LINK_TARGET = ("link",)
 class RowTable(Protocol):
     """A long table of which any rows can become graphs, so that jobs need not read all of it."""
 
-    #: Of every row, NaN where missing: ``[num_rows, num_targets]``.
-    labels: np.ndarray
-
     @property
     def key(self) -> str:
         """A hash of what determines the graphs, their labels and their ids."""
 
+    def labels(self) -> np.ndarray:
+        """Return the labels that are known before rows are read, ``[rows, num_targets]``."""
+
     def num_nodes(self) -> np.ndarray:
-        """Estimate the nodes of each row from its text, int64 ``[num_rows]``."""
+        """Estimate the nodes of each row, int64 ``[num_rows]``."""
 
     @property
     def sample(self) -> GraphDataset:
@@ -183,9 +183,9 @@ class GraphDataset:
         labels = torch.cat([graph[name].double() for graph in self.graphs])
         return (labels if labels.dim() == 2 else labels[:, None]).numpy()  # [rows, num_targets]
 
-    def all_labels(self) -> np.ndarray:
-        """Return the labels of every row of a long table, read or not; else :meth:`labels`."""
-        return self.labels() if self.source is None else self.source.labels
+    def known_labels(self) -> np.ndarray:
+        """Return :meth:`labels`; of a sample, what is known of those of the whole table."""
+        return self.source.labels() if self.is_sample and self.source else self.labels()
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the ids and every attribute of every graph.
@@ -240,13 +240,20 @@ def from_graphs(
     says (see :mod:`.labels`). Large data sets and iterators stay on disk, as ``reading`` says (see
     :mod:`.streaming`), unless ``stream`` decides.
     """
+    reading = reading or Reading()
     collected = _collect(graphs, spec, stream, level, reading)
+    if not isinstance(collected, list) and (features, max_degree, links) != ("auto", None, None):
+        raise DataError(
+            f"{spec}: the graphs have features of their own and stay on disk; expected no "
+            "features=, max_degree= or link_...="
+        )
+    if isinstance(collected, IndexedRows):
+        collect = partial(from_graphs, spec=spec, level="graph", target_names=target_names)
+        table = IndexedTable(collected, reading, collect)
+        if reading.sampled and all(given is None for given in (ids, official, rows, smiles)):
+            return replace(table.sample, notes=list(notes))
+        collected = table.graphs()
     if isinstance(collected, StreamedGraphs):
-        if (features, max_degree, links) != ("auto", None, None):
-            raise DataError(
-                f"{spec}: the graphs have features of their own and stay on disk; expected no "
-                "features=, max_degree= or link_...="
-            )
         # They were checked while they were read.
         found = [f"{note} in {count} graphs" for note, count in collected.notes.items()]
         return GraphDataset(
@@ -326,11 +333,11 @@ def _collect(
     spec: str,
     stream: bool | None,
     level: Level | None,
-    reading: Reading | None,
-) -> StreamedGraphs | list[Data]:
+    reading: Reading,
+) -> StreamedGraphs | IndexedRows | list[Data]:
     refuse_hetero(graphs, spec)
     if isinstance(graphs, Batch):
-        collected: StreamedGraphs | list[Data] = graphs.to_data_list()
+        collected: StreamedGraphs | IndexedRows | list[Data] = graphs.to_data_list()
     elif isinstance(graphs, Data):
         collected = [graphs]
     else:

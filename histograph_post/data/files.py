@@ -66,6 +66,7 @@ def load_function(
             if not isinstance(result, GraphDataset):
                 stream = as_bool(ours, "stream", default=None, spec=target)
                 options = _graph_options(result, ours, target)
+                reading = replace(reading or Reading(), place=place)
                 # Inside the block, because an iterator may import when it is read.
                 return from_graphs(result, spec=target, stream=stream, reading=reading, **options)
     except HistographError:

@@ -33,7 +33,7 @@ from .benchmarks import partial_folder, user_cache
 from .dataset import GraphDataset, as_links
 from .labels import attach_labels, label_tensor
 from .molecules import MOLECULE_ENCODINGS, encode, read_molecules
-from .spec import LEVEL_ARGS, MOLECULE_SOURCES, as_choice, check_names, level_options
+from .spec import LEVEL_ARGS, MOLECULE_SOURCES, Reading, as_choice, check_names, level_options
 from .tables import read_table, row_ids
 
 _FIRST_FILE = Path("raw", "edge.csv.gz")
@@ -79,7 +79,9 @@ def load_ogbg(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDat
     return as_links(dataset, wanted["links"]) if wanted["level"] == "link" else dataset
 
 
-def load_moleculenet(name: str, root: Path | None, args: Mapping[str, Any]) -> GraphDataset:
+def load_moleculenet(
+    name: str, root: Path | None, args: Mapping[str, Any], reading: Reading | None = None
+) -> GraphDataset:
     """Load a set of MoleculeNet with the targets that PyG gives it.
 
     It is read from ``root``; without one from the user's cache folder, to which it is downloaded
@@ -99,6 +101,7 @@ def load_moleculenet(name: str, root: Path | None, args: Mapping[str, Any]) -> G
         spec=spec,
         smiles_column=table.header[smiles],
         targets=columns,
+        reading=reading,
     )
 
 

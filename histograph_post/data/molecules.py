@@ -36,7 +36,7 @@ from .spec import (
     check_names,
     level_options,
 )
-from .streaming import read_rows, stays_on_disk
+from .streaming import read_rows, sampled_rows, stays_on_disk
 from .tables import (
     SelectedRows,
     Table,
@@ -97,10 +97,6 @@ def read_molecules(
     return as_links(dataset, wanted["links"]) if wanted["level"] == "link" else dataset
 
 
-#: Rows of a long table that a model is tried out on, and that tell how many nodes a text makes.
-_SAMPLED = 256
-
-
 class MoleculeTable:
     """A table of molecules, of which any rows can become graphs."""
 
@@ -112,9 +108,9 @@ class MoleculeTable:
         columns, self._notes = choose_targets(table, column, targets)
         self._targets = list(columns)
         #: Of every row, NaN where missing: ``[num_rows, num_targets]``.
-        self.labels = np.empty((table.num_rows, 0))
+        self._labels = np.empty((table.num_rows, 0))
         if columns:
-            self.labels = np.stack(list(columns.values()), axis=1)
+            self._labels = np.stack(list(columns.values()), axis=1)
         self._smiles = table.column(column)
         self._rows = SmilesRows(self._smiles, features)
 
@@ -122,10 +118,14 @@ class MoleculeTable:
     def key(self) -> str:
         """A hash of what determines the graphs, their labels and their ids."""
         digest = hashlib.sha256(self._rows.key(range(len(self._rows))).encode())
-        digest.update(self.labels.tobytes())
+        digest.update(self._labels.tobytes())
         for name in self._ids:
             digest.update(name.encode() + b"\0")
         return digest.hexdigest()
+
+    def labels(self) -> np.ndarray:
+        """Return the labels of every row, ``[num_rows, num_targets]``."""
+        return self._labels
 
     def num_nodes(self) -> np.ndarray:
         """Estimate the nodes of each row from the length of its text, int64 ``[num_rows]``."""
@@ -140,8 +140,7 @@ class MoleculeTable:
     @cached_property
     def sample(self) -> GraphDataset:
         """The graphs of a few rows, spread over the table."""
-        spread = np.linspace(0, len(self._rows) - 1, _SAMPLED).astype(int)
-        found = self.encoded(np.unique(spread).tolist())
+        found = self.encoded(sampled_rows(len(self._rows)).tolist())
         return replace(found, source=self, notes=list(self._notes))
 
     def encoded(self, rows: Sequence[int]) -> GraphDataset:
@@ -149,7 +148,7 @@ class MoleculeTable:
         graphs, places, problems = encode([self._smiles[row] for row in rows], self._features)
         kept = np.array(rows, dtype=np.int64)[places]
         if self._targets:
-            attach_labels(graphs, label_tensor(self.labels[kept]))  # [num_graphs, num_targets]
+            attach_labels(graphs, label_tensor(self._labels[kept]))  # [num_graphs, num_targets]
         problems = {rows[at]: why for at, why in problems.items()}
         return self._dataset(graphs, kept, problems)
 
@@ -157,10 +156,11 @@ class MoleculeTable:
         self, rows: Sequence[range] | None = None, on_progress: OnProgress = None
     ) -> GraphDataset:
         """Return the graphs of these rows, some of their neighbours, or all; they stay on disk."""
-        how = replace(self._reading, on_progress=on_progress or self._reading.on_progress)
-        graphs = read_rows(self._rows, how, spec=self._spec, wanted=rows)
+        graphs = read_rows(
+            self._rows, self._reading, spec=self._spec, wanted=rows, on_progress=on_progress
+        )
         if self._targets:
-            graphs.y = label_tensor(self.labels[graphs.rows])  # [num_graphs, num_targets]
+            graphs.y = label_tensor(self._labels[graphs.rows])  # [num_graphs, num_targets]
         return replace(self._dataset(graphs, graphs.rows, graphs.skipped), source=self)
 
     def _dataset(

@@ -26,6 +26,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -33,7 +34,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ConfigError, DataError
 from ..utils import LEVELS, Level
-from ..utils.specifications import BUILT_IN_DATA, GRAPH_FILES, Specification, is_built_in
+from ..utils.specifications import (
+    BUILT_IN_DATA,
+    GRAPH_FILES,
+    Specification,
+    imported_place,
+    is_built_in,
+)
 from ..utils.text import first_line
 
 if TYPE_CHECKING:
@@ -63,16 +70,20 @@ class Reading:
     folder: Path | None = None
     #: Processes that read rows; 0 for this one alone, None for as many as there are cores.
     workers: int | None = None
-    #: ``(i, n)``: job ``i`` of ``n`` that read the same rows into the same folder.
-    part: tuple[int, int] = (0, 1)
-    #: Whether a long table of molecules is sampled for now; later, each job reads rows of its own.
+    #: Whether a long table is sampled for now; later, each job reads rows of its own.
     sampled: bool = False
+    #: The file or package whose code reads the rows.
+    place: str = ""
     #: Called with the number of rows.
     on_progress: OnProgress = None
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 0:
             raise ConfigError(f"workers: found {self.workers}, expected 0 or more")
+
+    def importable(self) -> AbstractContextManager[object]:
+        """Let the code that reads rows import what is beside it, as when it was loaded."""
+        return imported_place(self.place, DataError) if self.place else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -170,7 +181,8 @@ def load_data(
         return dataset
     if colon and kind in BUILT_IN_DATA:
         load = getattr(import_module(f".{BUILT_IN_DATA[kind]}", __package__), f"load_{kind}")
-        return load(name, root, args)
+        # Only tables can be read in parts.
+        return load(name, root, args, *([reading] if kind == "moleculenet" else []))
     if colon and kind in _ALIASES:
         raise DataError(f"{spec}: found no kind of data {kind!r}, expected {_ALIASES[kind]}{name}")
     if spec.endswith(GRAPH_FILES):

@@ -11,7 +11,6 @@ results.json        the scores; written last, which marks the fold as finished
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -225,20 +224,17 @@ def plan_caches(
     progress: Callable[[str], AbstractContextManager[OnProgress]],
 ) -> Iterator[tuple[FoldCheckpoint, CachePlan, list[str]]]:
     """Load each checkpoint, and their data once; yield it with its plan and notes for the user."""
-    from ..caches.planning import plan_cache
-    from ..splits.making import check_split, resolve_splits
+    from ..caches.planning import choose_splits, plan_cache
 
     dataset = None
     for each in checkpoints:
         with progress("reading rows") as update:
             data = replace(each.data, reading=replace(reading, on_progress=update))
             source = load_pretrained(each.model, data, dataset=dataset, allow_missing=True)
-        check_split(split or each.split)
-        choose = functools.partial(resolve_splits, spec=split or each.split, seed=split_seed)
         plan = plan_cache(
             source.model,
             source.dataset,
-            choose if source.dataset.is_sample else choose(source.dataset),
+            choose_splits(source.dataset, split or each.split, seed=split_seed),
             options=options,
             model_spec=source.spec,
             data_args=source.data.args,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 from ..caches import Cache
 from ..caches.manifest import MANIFEST_NAME
@@ -91,18 +89,7 @@ def make_folds(
         )
         splits = Splits("per-fold caches", owns[0].unit, owns[0].total, None, chosen)
     elif split is not None:
-        molecules = first.molecules()
-        rows: Any = SimpleNamespace(  # the labels of the cache, to be split again
-            spec=str(first.path),
-            level=first.manifest.layout.level,
-            official=first.splits,
-            notes=[],
-            smiles=None if molecules is None else [smiles for smiles, _ in molecules],
-            rows=None,
-            label_ptr=first.label_ptr,
-            labels=first.labels,
-        )
-        splits = resolve_splits(rows, split, seed=split_seed)
+        splits = resolve_splits(first.to_split(first.splits), split, seed=split_seed)
     else:
         splits = first.splits
     return load_folds(caches, splits, memory_limit=memory_limit), splits

@@ -240,7 +240,7 @@ def _output_width(dataset: GraphDataset) -> int | None:
     """Return the number of outputs for the labels; None for links and unlabelled data."""
     from ..tasks import has_labels, infer_task
 
-    labels = dataset.all_labels()
+    labels = dataset.known_labels()
     if dataset.level == "link" or not has_labels(labels):
         return None
     return infer_task(labels, dataset.level).out_dim

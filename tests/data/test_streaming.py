@@ -96,7 +96,7 @@ def test_blocks_that_are_there_are_kept_and_others_read_again(table: Path, tmp_p
     first = read(table, folder, on_progress=lambda done, total: seen.append((done, total)))
     assert seen == [(0, 8), (3, 8), (6, 8), (8, 8)]
     before = {path.name: path.stat().st_ino for path in folder.iterdir()}
-    assert read(table, folder, part=(1, 2)).fingerprint() == first.fingerprint()
+    assert read(table, folder).fingerprint() == first.fingerprint()
     assert {path.name: path.stat().st_ino for path in folder.iterdir()} == before
     (folder / min(before)).write_bytes(b"damaged")
     seen.clear()
@@ -153,6 +153,39 @@ def test_a_database_of_graphs_is_streamed(tmp_path: Path, workers: int) -> None:
     assert not isinstance(found.graphs, list)
     assert all(map(alike, found.graphs, from_graphs(graphs).graphs))
     stored.close()
+
+
+def test_rows_that_are_read_later_may_import_what_is_beside_their_code(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("WIDTH = 5\n")
+    (tmp_path / "mine.py").write_text(
+        """
+import torch
+from torch_geometric.data import Data
+
+class Graphs:
+    def __len__(self):
+        return 300
+
+    def __getitem__(self, row):
+        if row == 298:  # not of the sample
+            from beside import WIDTH
+        width = WIDTH if row == 298 else 5
+        return Data(x=torch.ones(2, width), edge_index=torch.tensor([[0], [1]]), y=float(row))
+
+def graphs():
+    return Graphs()
+"""
+    )
+    how = Reading(workers=0, sampled=True)
+    spec = f"{tmp_path / 'mine.py'}:graphs"
+    sample = load_data(spec, args={"stream": "true"}, reading=how)
+    assert sample.source is not None
+    assert sample.labels()[:2, 0].tolist() == [0, 1]
+    assert len(sample) == 256
+    read = sample.source.read([range(290, 300)])
+    assert read.rows is not None
+    assert read.rows.tolist() == list(range(288, 300))  # whole blocks
+    assert read.labels()[:, 0].tolist() == list(range(288, 300))
 
 
 def test_rows_that_are_dictionaries_are_graphs() -> None:

@@ -15,8 +15,8 @@ import histograph_post as hg
 from histograph_post.caches import Cache, planning
 from histograph_post.caches.caching import cache
 from histograph_post.data import load_data, streaming
-from histograph_post.data.streaming import IndexedRows
-from histograph_post.errors import CacheError, ConfigError
+from histograph_post.data.indexed import IndexedRows
+from histograph_post.errors import CacheError, ConfigError, OutputExistsError
 from histograph_post.models import build_model
 from histograph_post.utils.files import LINKS_VARIABLE
 
@@ -26,11 +26,16 @@ from ..helpers import contents, demo_graphs, histograph, make_model
 class Graphs:
     """A data set of one's own that can be indexed, and does not stay in memory."""
 
+    def __init__(self, count: int = 24) -> None:
+        self.all = demo_graphs(count)
+        self.read: set[int] = set()
+
     def __len__(self) -> int:
-        return 24
+        return len(self.all)
 
     def __getitem__(self, row: int) -> object:
-        return demo_graphs(24)[range(24)[row]]
+        self.read.add(row)
+        return self.all[row]
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +62,52 @@ def test_two_jobs_write_the_cache_of_one_and_leave_no_rows(tmp_path: Path) -> No
     assert written is not None
     assert len(written.manifest.shards) > 2
     assert written.splits == together.splits
+    assert written.manifest.own_metrics == together.manifest.own_metrics
     assert np.array_equal(written.labels(), together.labels())
     for at in range(24):
         assert torch.equal(written[at].history, together[at].history)  # type: ignore[arg-type]
+
+
+def test_a_job_reads_graphs_of_its_own_and_none_once_all_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "_SAMPLED", 4)
+    graphs = demo_graphs(200)
+    for number, graph in enumerate(graphs):
+        graph.y = torch.tensor([number % 3 if number > 100 else 0])  # the sample has other classes
+
+    def run(out: str, job: int = 0, jobs: int = 1, **options: object) -> tuple[Cache | None, int]:
+        data = Graphs(200)
+        data.all = graphs
+        how = {"node_budget": 100, "shard_bytes": 4000, "workers": 0, **options}
+        model = make_model(out_dim=3)
+        made = cache(model, data, tmp_path / out, part=(job, jobs), **how)  # type: ignore[arg-type]
+        return made, len({row for row in data.read if row > 63})  # the first 64 are looked at
+
+    for job in (3, 2, 0):
+        made, read = run("jobs", job, 4)
+        assert made is None
+        assert read < 70
+    assert not (tmp_path / "jobs" / "manifest.json").exists()
+    made, _ = run("jobs", 1, 4)
+    assert made is not None
+    run("one")
+    assert contents(tmp_path / "jobs") == contents(tmp_path / "one")
+    memory = cache(make_model(out_dim=3), graphs, tmp_path / "memory")
+    assert memory is not None
+    assert made.manifest.own_metrics == memory.manifest.own_metrics is not None
+    assert made.splits == memory.splits
+    assert torch.equal(made.gather(range(200)).history, memory.gather(range(200)).history)  # type: ignore[arg-type]
+
+    for given in (None, memory.splits):
+        again, read = run("jobs", 2, 4, split=given)
+        assert again is not None
+        assert read < 6
+    with pytest.raises(OutputExistsError, match="that this command would not write"):
+        run("jobs", 2, 4, split="kfold:3")
+    graphs[100] = graphs[99]  # neither in the sample nor at the end of a block
+    with pytest.raises(OutputExistsError, match="that this command would not write"):
+        run("jobs")
 
 
 SMILES = ["CCO", "c1ccccc1O", "CC(=O)O", "C#N", "[Na+].[Cl-]", "CCN", "CC(C)C", "C1CC1O"]
