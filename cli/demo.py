@@ -70,12 +70,13 @@ def demo(
     """
     from histograph_post.errors import OutputExistsError
 
-    if (out / "finetuned" / "results.json").exists() and not overwrite:
+    has_report = find_spec("matplotlib") is not None
+    last = out / ("compare/report.html" if has_report else "finetuned/results.json")
+    if last.exists() and not overwrite:
         raise OutputExistsError(f"{out}: found an older demo; choose another -o, or --overwrite")
     from histograph_post.experiments.workers import limited_threads
 
     steps = demo_steps(out, num_graphs)
-    has_report = find_spec("matplotlib") is not None
     terminal.info(
         "Everything runs on one thread, as with OMP_NUM_THREADS=1, so that the scores do not "
         "depend on your number of cores: more threads round differently."

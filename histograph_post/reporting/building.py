@@ -16,7 +16,7 @@ from ..experiments.folds import open_caches
 from ..heads.base import Readout
 from ..runs.run import PREDICTIONS_NAME, REPORT_NAME, Run
 from ..runs.summary import facts, repeat_commands
-from ..utils.files import require_folder
+from ..utils.files import remove_leftovers, require_folder, write_bytes
 from ..utils.outputs import OutputLock, output_file
 from ..utils.specifications import is_built_in
 from ..utils.text import plural
@@ -114,14 +114,21 @@ def report(
         page = _build_page(opened, None if cache is None else Path(cache), on_progress)
         files: list[Path] = []
         if folder is not None:
-            names = [f"{figure.name}.{form}" for figure in page.figures]
-            taken = [name for name in names if (folder / name).exists()]
-            if taken and not overwrite:
-                raise OutputExistsError(
-                    f"{folder / taken[0]}: found a file; choose another --figures, or --overwrite"
-                )
+            drawn = {
+                folder / f"{figure.name}.{form}": figure.picture.render(form)
+                for figure in page.figures
+            }
+            for path, picture in drawn.items():
+                # What a report that was killed has drawn is the same.
+                if path.exists() and path.read_bytes() != picture and not overwrite:
+                    raise OutputExistsError(
+                        f"{path}: found a file; choose another --figures, or --overwrite"
+                    )
             folder.mkdir(parents=True, exist_ok=True)
-            files = [figure.write(folder, form) for figure in page.figures]
+            remove_leftovers(folder, alone=True, of=[path.name for path in drawn])
+            for path, picture in drawn.items():
+                write_bytes(path, picture)
+            files = [*drawn]
         write(page.to_html().encode())
     return Report(
         target, tuple(figure.name for figure in page.figures), tuple(files), tuple(page.notes)

@@ -9,13 +9,11 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from ..errors import ConfigError, MissingExtraError, printable
-from ..utils.files import atomic_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -173,13 +171,6 @@ class Figure:
             f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
             f'viewBox="{box[1]}" role="img" aria-label="{escape(self.alternative)}">{text}{body}'
         )
-
-    def write(self, folder: Path, form: Format) -> Path:
-        """Write the picture to a file of its own."""
-        path = folder / f"{self.name}.{form}"
-        with atomic_path(path) as partial:
-            partial.write_bytes(self.picture.render(form))
-        return path
 
 
 def require_matplotlib() -> Any:

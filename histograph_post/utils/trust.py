@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from ..errors import ConfigError, NotFoundError
 from .decoding import Sha256, decode, read_json_file
-from .files import write_json
+from .files import remove_leftovers, write_json
 from .outputs import OutputLock
 from .sources import Sources, find_source
 
@@ -148,6 +148,7 @@ def _changed_list() -> Iterator[list[Trusted]]:
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     path.parent.mkdir(mode=0o700, exist_ok=True)
     with OutputLock(path, wait=True):
+        remove_leftovers(path.parent, alone=True, of=(path.name,))
         trusted = all_trusted()
         yield trusted
         write_json(path, {"trusted": [asdict(entry) for entry in trusted]})

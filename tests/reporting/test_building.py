@@ -91,8 +91,12 @@ def test_command(binary_run: Path, tmp_path: Path) -> None:
     for path in files:
         assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
         assert b"var(--" not in path.read_bytes()  # a file has no page to take colours from
-    with pytest.raises(OutputExistsError, match="--figures"):
+    files[0].write_text("mine")
+    with pytest.raises(OutputExistsError, match=r"found a file; choose another --figures"):
         hg.report(binary_run, tmp_path / "s.html", figures=tmp_path / "figures", form="svg")
+    files[0].unlink()  # as if a kill had come before it, and before the page
+    hg.report(binary_run, tmp_path / "s.html", figures=tmp_path / "figures", form="svg")
+    assert sorted((tmp_path / "figures").iterdir()) == sorted(files)
     # Not even a report: it may be that of another run.
     with pytest.raises(OutputExistsError, match=r"r\.html: found a file; choose another -o"):
         hg.report(binary_run, tmp_path / "r.html")

@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,8 @@ class Target:
         shutil.rmtree(self._before, ignore_errors=True)
         shutil.copytree(self.folder, self._before)
         self.old = contents(self.folder)
+        self._load()
+        self.reset()
         started = time.monotonic()
         self._expect(call_in_child(lambda: command.run(work, self.out), self.said), 0)
         self.seconds = time.monotonic() - started
@@ -68,6 +72,19 @@ class Target:
     def said(self) -> Path:
         """What the last process printed."""
         return self.work / "said"
+
+    def _load(self) -> None:
+        """Load what the command loads, once for all children."""
+        loaded = self.work / "loaded"
+
+        def run() -> None:
+            self.command.run(self.work, self.out)
+            loaded.write_text(" ".join(sys.modules))
+
+        self._expect(call_in_child(run, self.said), 0)
+        for name in loaded.read_text().split():
+            with suppress(Exception):  # some are made by their package
+                import_module(name)
 
     def _expect(self, found: int, expected: int) -> None:
         if found != expected:
@@ -128,8 +145,8 @@ class Target:
         return difference(self.whole, contents(self.folder))
 
 
-def crash_points(target: Target, at_most: int | None, seed: int = 0) -> Outcome:
-    """Give the command again after a kill at every moment, or at some.
+def crash_points(target: Target, every: int, seed: int = 0) -> Outcome:
+    """Give the command again after a kill at every so-many-th moment.
 
     A moment is before, in the middle of or after an operation on files. What a kill leaves is a
     copy of the folder then, so that one run shows all moments.
@@ -137,9 +154,7 @@ def crash_points(target: Target, at_most: int | None, seed: int = 0) -> Outcome:
     copies = target.work / "states"
     moments, states = target.states(copies)
     outcome = Outcome(f"{moments} crash points", target.command.name)
-    if at_most is not None and at_most < len(states):
-        states = sorted(random.Random(seed).sample(states, at_most))
-    for state in states:
+    for state in states[seed % every :: every]:
         target.reset(state)
         problem = target.problem_until_done() or target.problem_after()
         outcome.count(None if problem is None else f"state {state.name}: {problem}")

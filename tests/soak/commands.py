@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -10,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import typer
 
 import histograph_post as hg
 from histograph_cli.app import app
@@ -21,21 +24,28 @@ TRAIN = ("--epochs", "2", "--jobs", "1", "-q")
 SPLIT = ("--split", "random:0.5,0.25,0.25")
 
 
+#: Made once: that takes as long as a short command.
+_HISTOGRAPH = typer.main.get_command(app)
+
+
 def give(*words: object) -> None:
     """Give a command in this process; raise its exit code if that is not 0."""
-    code = app([str(word) for word in words], "histograph", standalone_mode=False)
+    code = _HISTOGRAPH.main([str(word) for word in words], "histograph", standalone_mode=False)
     if code:
         raise SystemExit(code)
 
 
-def cache_by_shards(work: Path, out: Path, *, overwrite: bool = False, seed: int = 0) -> None:
-    """Write a cache of several shards, of a model in memory."""
+def cache_by_shards(
+    work: Path, out: Path, *, jobs: int = 1, overwrite: bool = False, seed: int = 0
+) -> None:
+    """Write a cache of several shards, of a model in memory, in one job or in several."""
     from ..helpers import make_model
 
     dataset = hg.load_data("demo:", args={"num_graphs": 36})
-    model = make_model(seed=seed, hidden=4)
+    model, sizes = make_model(seed=seed, hidden=4), {"shard_bytes": 12_000, "node_budget": 300}
     try:
-        hg.cache(model, dataset, out, shard_bytes=12_000, node_budget=300, overwrite=overwrite)
+        for job in range(jobs):
+            hg.cache(model, dataset, out, part=(job, jobs), overwrite=overwrite, **sizes)
     except OSError as error:  # what a command would make of it
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         raise SystemExit(1) from None
@@ -50,12 +60,14 @@ class Command:
         run: Does it, in the workspace, with this output.
         before: Puts there what it is to replace.
         suffix: Of the output, if it is a file that needs one.
+        alone: Whether its own process does all the writing, where every operation can be seen.
     """
 
     name: str
     run: Callable[[Path, Path], None]
     before: Callable[[Path, Path], None] | None = None
     suffix: str = ""
+    alone: bool = True
 
 
 def typed(*words: object) -> Callable[[Path, Path], None]:
@@ -67,6 +79,22 @@ def typed(*words: object) -> Callable[[Path, Path], None]:
     return run
 
 
+def one_after_the_other(*commands: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
+    """Return what gives several commands with the same output."""
+
+    def run(work: Path, out: Path) -> None:
+        for command in commands:
+            command(work, out)
+
+    return run
+
+
+def trust(work: Path, out: Path) -> None:
+    """Approve the code that a run names; the list of what is trusted is the output."""
+    os.environ["XDG_STATE_HOME"] = str(out)
+    give("trust", work / "own", "--yes", "-q")
+
+
 PRETRAIN = ("pretrain", *MODEL, *DATA, "--folds", "3", *TRAIN)
 READOUT = ("--head", "set2set", "--dim", "4")
 TRAIN_HEAD = ("train-head", "{work}/a.cache", *READOUT, "--seeds", "0", *TRAIN)
@@ -75,31 +103,66 @@ TUNE = ("tune", "{work}/a.cache", "--trials", "5", "--seeds", "0", *READOUT[:2],
 FINETUNE = ("finetune", "{work}/run", *TRAIN)
 EXPORT = ("export", "{work}/run", "-q")
 PREDICT = ("predict", "{work}/run", *DATA, "-q")
+REPORT = ("report", "{work}/run", "-q")
 CACHE = ("cache", "{work}/backbones/fold-0", "-q")
 
 
+# A table whose graphs stay on disk, in blocks of a few rows.
+TABLE = ("--data", "smiles:{work}/table.csv", "--data-args", "stream=true")
+OF_TABLE = ("cache", "--checkpoint", "{work}/molecules/fold-0", *MODEL, *TABLE, *SPLIT, "-q")
+PREDICT_TABLE = ("predict", "{work}/of-molecules", *TABLE, "-q")
+OWN_HEAD = Path(__file__).parents[2] / "examples" / "my_head.py"
+
+
 def prepare(work: Path) -> None:
-    """Make what the commands read: a backbone per fold, a cache and a run."""
-    give(*PRETRAIN, "-o", work / "backbones")
-    give("cache", work / "backbones" / "fold-0", "-q", "-o", work / "a.cache")
-    words = [str(word).replace("{work}", str(work)) for word in TRAIN_HEAD]
-    give(*words, "-o", work / "run")
+    """Make what the commands read: backbones, caches, runs and a table of molecules."""
+    rows = [f"{'C' * (1 + row % 7)}O,{row % 2}" for row in range(36)]
+    (work / "table.csv").write_text("\n".join(["smiles,y", *rows]))
+
+    def make(name: str, *words: object) -> None:
+        typed(*words)(work, work / name)
+
+    make("backbones", *PRETRAIN)
+    make("a.cache", *CACHE)
+    make("run", *TRAIN_HEAD)
+    make("own", *TRAIN_HEAD, "--head", f"{OWN_HEAD}:MeanAndMax")
+    make("molecules", "pretrain", *MODEL, *TABLE, *SPLIT, *TRAIN)
+    make("molecules.cache", *OF_TABLE)
+    make("of-molecules", "train-head", "{work}/molecules.cache", *READOUT, *TRAIN)
 
 
 COMMANDS = (
     Command("cache", typed(*CACHE)),
     Command("cache, several shards", cache_by_shards),
+    Command("cache --shard", lambda work, out: cache_by_shards(work, out, jobs=2)),
     Command("cache --compress", typed(*CACHE, "--compress")),
+    Command("cache, all folds", typed("cache", "{work}/backbones", "-q")),
+    Command("cache, a table on disk", typed(*OF_TABLE, "--workers", "0")),
+    Command("cache --workers 2", typed(*OF_TABLE, "--workers", "2"), alone=False),
     Command("pretrain", typed(*PRETRAIN)),
+    Command("pretrain --head", typed(*PRETRAIN, *READOUT)),
     Command("train-head", typed(*TRAIN_HEAD)),
+    Command(
+        "train-head --fits",
+        one_after_the_other(*(typed(*TRAIN_HEAD, "--fits", f"{job}/2") for job in (0, 1))),
+    ),
+    Command("train-head --jobs 2", typed(*TRAIN_HEAD, "--jobs", "2"), alone=False),
     Command("compare", typed(*COMPARE, *TRAIN)),
     Command("tune", typed(*TUNE)),
     Command("finetune", typed(*FINETUNE)),
+    Command("finetune, a cache", typed("finetune", "{work}/a.cache", *READOUT, *TRAIN)),
     Command("export --whole", typed(*EXPORT, "--whole")),
     Command("export", typed(*EXPORT), suffix=".pt2"),
     Command("predict", typed(*PREDICT)),
+    Command("predict, a table on disk", typed(*PREDICT_TABLE, "--workers", "0")),
     Command("embed", typed("embed", *PREDICT[1:]), suffix=".npz"),
-    Command("report", typed("report", "{work}/run", "-q"), suffix=".html"),
+    Command("report", typed(*REPORT), suffix=".html"),
+    Command(
+        "report --figures",
+        lambda work, out: typed(*REPORT, "--figures", out)(work, Path(f"{out}.html")),
+    ),
+    Command("demo", typed("demo", "--num-graphs", "30", "-q")),
+    Command("trust", trust),
     Command(
         "cache --overwrite",
         lambda work, out: cache_by_shards(work, out, overwrite=True),

@@ -216,7 +216,7 @@ def fuzz(reader: str, seconds: int, work: Path) -> tuple[int, list[str]]:
     found = [path.read_text() for path in sorted(work.glob("finding-*.txt"))]
     if done.returncode:
         found.append(f"{reader}: ended with {done.returncode}: {said[-600:]}")
-    return max(inputs, default=0), found
+    return max(len(found), *inputs), found
 
 
 def _main(name: str, seconds: str, folder: str) -> None:

@@ -72,13 +72,13 @@ def test_every_command_survives_a_kill_at_any_moment(
     tmp_path: Path, forked: Callable[..., int]
 ) -> None:
     """A sample of ``python -m tests.soak``, which tries them all."""
-    asked = ["crashes", "--points", "1"]
+    asked = ["crashes", "--every", "100", "--seed", "11"]
     for name in ("cache, several shards", "train-head --overwrite", "export --whole", "predict"):
         asked += ["--command", name]
     code = forked(SOAK, folder=Path(__file__).parents[2], asked=asked, out=tmp_path / "said")
     said = (tmp_path / "said").read_text()
     assert code == 0, said
-    assert "| **all** | | 4 | 4 | 0 | |" in said
+    assert re.search(r"\| \*\*all\*\* \| \| [1-9]\d* \| ", said)
 
 
 def test_what_is_replaced_stays_until_the_end_and_the_same_command_goes_on(

@@ -516,6 +516,7 @@ def test_checkpoints_and_code_are_one_list_that_only_its_user_writes(trusting: P
     store = Path(os.environ["XDG_STATE_HOME"]) / "histograph-post"
     store.mkdir(parents=True, mode=0o700)
     (store / "trusted-checkpoints").write_text("a" * 64 + "\n")  # of an earlier version
+    (store / "trusted.json.host-1.partial").write_text("{")  # of a process that was killed
     assert histograph("trust", "run", "--yes").exit_code == 0
     listed = json.loads(histograph("trust", "--json").stdout)["trusted"]
     assert [entry["what"] for entry in listed] == ["checkpoint", "model", "data"]
