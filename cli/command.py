@@ -39,6 +39,8 @@ _PANEL = "Common options"
 #: The heading of options that come as a pair, --this and --no-this: as a column of any other panel,
 #: the second name would leave no room for the texts.
 _SWITCHES = "On unless switched off"
+#: Characters that are quoted of a library's own message.
+_LONGEST_QUOTE = 300
 
 
 class _UntypedFlags:
@@ -310,8 +312,19 @@ def _failures_in_one_line(*, debug: bool) -> Iterator[None]:
             traceback.print_exc()
         where = "" if error.filename is None else f"{error.filename}: "
         raise _failure(printable(where + str(error.strerror or error))) from None
-    except Exception:
-        raise  # a mistake of ours
+    except typer.BadParameter as error:
+        error.message = printable(error.message)  # it may quote what was typed
+        raise
+    except Exception as error:
+        if not _is_out_of_memory(error):
+            raise  # a mistake of ours
+        if debug:
+            traceback.print_exc()
+        found = printable(" ".join(str(error).split())[:_LONGEST_QUOTE])
+        raise _failure(
+            f"memory: found too little{found and f' ({found})'}, expected more; smaller batches "
+            "need less (--batch-size, --node-budget), and so do fewer --jobs"
+        ) from None
     except BaseException as error:
         # Nothing here ends the process by itself: the user's code called sys.exit(), or worse.
         if debug:
@@ -319,6 +332,15 @@ def _failures_in_one_line(*, debug: bool) -> Iterator[None]:
         found = printable(" ".join(f"{type(error).__name__}({error})".split()))
         where = raised_at(error) or "code that was called"
         raise _failure(f"{where}: found {found}, expected no exit from it") from None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out: Python's, that of a GPU, or what PyTorch takes on a CPU."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "DefaultCPUAllocator" in str(error)
+    )
 
 
 def _failure(text: str) -> typer.Exit:

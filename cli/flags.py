@@ -222,17 +222,17 @@ def parse_share(flag: str, text: str | None) -> tuple[int, int] | None:
     """Return which job of how many `0/4` stands for."""
     if text is None:
         return None
-    number, slash, count = text.partition("/")
-    if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    if found is None or int(found[1]) >= int(found[2]):
         raise typer.BadParameter(f"{flag} {text}: expected I/N with I from 0 to N - 1, as in 0/4")
-    return int(number), int(count)
+    return int(found[1]), int(found[2])
 
 
 def parse_size(text: str | None) -> int | None:
     """Return the bytes that `4GB` or `500M` stand for."""
     if text is None:
         return None
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)b?\s*", text.lower())
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?)b?\s*", text.lower())
     if found is None:
         raise typer.BadParameter(f"--memory-limit {text}: expected a size such as 4GB or 500MB")
     size = int(float(found[1]) * _UNITS[found[2]])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -76,11 +77,16 @@ class Task:
         """Read what :meth:`to_json` returned, checking every type and that they fit together."""
         task = decode(cls, value, where, error=ConfigError)
         found, least = len(task.classes), {"binary": 2, "multiclass": 1}.get(task.kind, 0)
-        if found < least or (task.kind == "binary" and found > least):
+        if found < least or (found > least and task.kind != "multiclass"):
             expected = f"those of {task.kind} labels"
             raise ConfigError(f"{where}: found {found} classes, expected {expected}")
-        if len(set(task.classes)) < found or (least and task.num_targets > 1):
-            raise ConfigError(f"{where}: found classes twice, or of several targets, expected none")
+        if any(a >= b for a, b in pairwise(task.classes)) or (least and task.num_targets > 1):
+            raise ConfigError(
+                f"{where}: found classes twice, out of order, or of several targets, expected none"
+            )
+        if task.metric not in task.metrics:
+            expected = f"one of {list(task.metrics)}"
+            raise ConfigError(f"{where}: found the metric {task.metric!r}, expected {expected}")
         return task
 
     def accepts(self, width: int) -> bool:

@@ -212,8 +212,8 @@ def _function_point(
 # that a glob matches, the outermost are meant.
 
 
-_SLICE = re.compile(r"(-?\d+)?:(-?\d+)?(?::(-?\d+)?)?")
-_POSITION = re.compile(r"-?\d+")
+_SLICE = re.compile(r"(-?\d{1,9})?:(-?\d{1,9})?(?::(-?\d{1,9})?)?")
+_POSITION = re.compile(r"-?\d{1,9}")
 _TENSOR = re.compile(r"(?P<module>.*):(?P<kind>input|output)(?::(?P<place>\d+))?")
 
 #: Finds the points of a model whose layers are these calls.

@@ -6,6 +6,7 @@ is sorted.
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections import defaultdict
@@ -19,6 +20,7 @@ from sklearn.model_selection import KFold, StratifiedKFold, train_test_split
 from ..errors import DataError, MissingExtraError, SplitError
 from ..tasks import infer_task
 from ..utils import Level
+from ..utils.decoding import require_number
 from .split import LINKS, PARTS, Parts, Split, Splits, read_folder, to_positions
 
 #: Shares of the rows that train, validate and test.
@@ -64,6 +66,7 @@ def resolve_splits(dataset: Splittable, spec: str | None, *, seed: int = 0) -> S
     them, else stratified by class, else random. Notes on the result (a fallback, an empty part)
     are added to ``dataset.notes``.
     """
+    require_number("split_seed", seed, low=0, high=2**32 - 1, whole=True)
     spec = spec or "auto"
     total = int(dataset.label_ptr[-1])
     where = f"split {spec}"
@@ -211,7 +214,7 @@ def parse_shares(text: str, *, where: str) -> Shares:
 
 def parse_fold_count(text: str, total: int, *, where: str) -> int:
     """Read the number of folds: at least three, one each for training, validation and test."""
-    if not (text.isdecimal() and 3 <= int(text) <= total):
+    if not (re.fullmatch(r"[0-9]{1,18}", text) and 3 <= int(text) <= total):
         raise SplitError(
             f"{where}: found {text!r} folds, expected kfold:K with K from 3 to {total}"
         )

@@ -27,10 +27,10 @@ def refused(done: Result, code: int = 1) -> str:
     """The one line of a command that was refused."""
     assert isinstance(done.exception, SystemExit), done.exception  # and no traceback
     assert done.exit_code == code, done.output
+    assert all(line.isprintable() for line in done.stderr.splitlines())
     if code == 2:
         return " ".join(done.stderr.replace("│", " ").split())
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
-    assert line.isprintable()
     return line
 
 
@@ -50,9 +50,15 @@ def refused(done: Result, code: int = 1) -> str:
         (f"--batch-size {HUGE}", 1, "expected a whole number from 1 to"),
         ("--seeds 0-1000000000", 2, "seeds"),
         (f"--seeds 0-{HUGE}", 2, "seeds"),
+        ("--seeds \x1b[2J", 2, "--seeds ?[2J: expected numbers"),
         ("--head-args dim=nan", 1, "expected a whole number"),
         ("--head-args level=node", 1, "found the option 'level', expected none of that name"),
         ("--fits \u00b2/\u00b3", 2, "--fits"),
+        (f"--fits 0/{'9' * 5000}", 2, "expected I/N"),
+        (f"--memory-limit {'9' * 400}GB", 2, "expected a size"),
+        (f"--split kfold:{'9' * 5000}", 1, "expected kfold:K with K from 3 to"),
+        ("--split random --split-seed -1", 1, "split_seed: found -1, expected a whole number"),
+        (f"--folds 3 --split-seed {2**32}", 1, "split_seed: found 4294967296, expected"),
         ("--head-args mlp_layers=100000", 1, "mlp_layers: found 100000, expected at most 1000"),
         ("--attention-heads 1000000000", 1, "heads: found 1000000000, expected at most"),
         ("--folds 1000000000", 1, "expected kfold:K with K from 3 to"),
@@ -288,6 +294,7 @@ class Silent(Exception):
         ("GeneratorExit()", "found GeneratorExit(), expected no exit"),
         ("ValueError(ESCAPES + 'bad')", "ValueError: ?[31m?]0;title??bad"),
         ("Silent()", "Silent: "),
+        ("MemoryError(ESCAPES + 'no more')", "?[31m?]0;title??no more"),
     ],
 )
 def test_code_that_ends_the_process_or_steers_the_terminal(

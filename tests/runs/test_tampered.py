@@ -171,6 +171,29 @@ def test_a_report_of_odd_files_is_refused_in_one_line(copied: Path, name: str) -
     assert re.fullmatch(rf"error: .*{name}: .*found .*\n", done.stderr)
 
 
+@pytest.mark.parametrize(
+    ("name", "entry", "value"),
+    [
+        *(("head.json", "metric", "zzz"), ("head.json", "metric", "mae")),
+        *(("head.json", "kind", "regression"), ("head.json", "kind", "multilabel")),
+        *(("head.json", "classes", [1.0, 0.0]), ("head.json", "classes", [0.0, 1.0, 2.0])),
+        *(("head.json", "num_targets", 10**9), ("head.json", "level", "node")),
+        *(("head.json", "target_names", ["a", "b"]), ("results.json", "metric", "zzz")),
+    ],
+)
+def test_a_task_that_does_not_fit_is_refused(
+    copied: Path, name: str, entry: str, value: Any
+) -> None:
+    stored = json.loads((copied / name).read_text())
+    (stored if entry in stored and entry != "metric" else stored["task"])[entry] = value
+    (copied / name).write_text(json.dumps(stored))
+    words = ["predict", copied, "--data", "demo:"] if name == "head.json" else ["report", copied]
+    done = histograph(*words, "-o", copied.with_name("out.html"), "-q")
+    assert done.exit_code == 1
+    assert re.fullmatch(rf"error: .*{name}.*: found .*, expected .*\n", done.stderr)
+    assert not copied.with_name("out.html").exists()
+
+
 def test_a_report_leaves_out_a_fit_without_outputs(copied: Path) -> None:
     for file in copied.glob("fits/mean/*/test.safetensors"):
         file.write_bytes(save({}))

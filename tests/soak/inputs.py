@@ -1,8 +1,7 @@
 """Hostile files and absurd options: every command answers in one line, soon, within its memory.
 
-``options`` gives absurd values to every option of every command; ``checkpoints`` are files that
-claim what they do not hold; ``records`` are the files of runs, caches and configurations with odd
-values. An attempt holds if the command succeeds, or ends with 1 and one line or 2 and its usage.
+``options.py`` gives absurd values to every option of every command; here are checkpoints that claim
+what they do not hold, and files of runs, caches and configurations with odd values. An attempt holds if the command succeeds, or ends with 1 and one line or 2 and its usage.
 """
 
 from __future__ import annotations
@@ -15,9 +14,7 @@ import pickle
 import random
 import resource
 import shutil
-import signal
 import struct
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,34 +22,14 @@ from typing import Any
 
 import numpy as np
 import torch
-import typer
 from torch import Tensor
 
-from histograph_cli.app import app
 from histograph_post.utils.files import sha256_file
 
 from .attacks import Outcome
-from .commands import (
-    CACHE,
-    COMPARE,
-    DATA,
-    EXPORT,
-    FINETUNE,
-    MODEL,
-    PREDICT,
-    PRETRAIN,
-    TRAIN,
-    TRAIN_HEAD,
-    TUNE,
-    clear,
-)
-from .operations import in_child
-
-#: Seconds and bytes that a refusal may take; the commands themselves are done in a second.
-_SECONDS, _MEMORY = 240, 2**31
-
-#: Options with which a command may rightly work for ever.
-_ENDLESS = ("epochs", "patience", "trials", "warmup", "budget", "num_folds", "repeats", "folds")
+from .commands import CACHE, DATA, MODEL, TRAIN_HEAD, clear
+from .operations import attempt
+from .options import GIVEN, absurd_options
 
 
 def hostile_inputs(work: Path, only: Sequence[str] = (), tries: int = 3) -> Iterator[Outcome]:
@@ -69,108 +46,11 @@ def hostile_inputs(work: Path, only: Sequence[str] = (), tries: int = 3) -> Iter
         "files": lambda: _odd_files(work),
         "records": lambda: _records(work, tries),
     }
-    for name, words in _COMMANDS.items():
-        kinds[name] = partial(_absurd_options, work, name, words)
+    for name in GIVEN:
+        kinds[name] = partial(absurd_options, work, name)
     for name, attack in kinds.items():
         if not only or name in only:
             yield attack()
-
-
-def attempt(words: Sequence[object], work: Path, *, endless: bool = False) -> str | None:
-    """Give a command in a process of its own; say what is wrong with how it ended."""
-    said = work / "said"
-    before = time.monotonic()
-    child = in_child(lambda: app([str(word) for word in words], "histograph"), said)
-    status = usage = None
-    while status is None:
-        done, status, usage = os.wait4(child, os.WNOHANG)
-        if done:
-            break
-        status = None
-        if time.monotonic() - before > (_SECONDS / 4 if endless else _SECONDS):
-            os.kill(child, signal.SIGKILL)
-            os.wait4(child, 0)
-            return None if endless else f"still running after {_SECONDS} s"
-        time.sleep(0.01)
-    assert usage is not None
-    code, text = os.waitstatus_to_exitcode(status), said.read_bytes().decode(errors="replace")
-    if usage.ru_maxrss * 1024 > _MEMORY:
-        return f"took {usage.ru_maxrss / 2**20:.1f} GB"
-    if code == 0:
-        return None
-    last = (text.strip().splitlines() or [""])[-1]
-    if code not in (1, 2) or "Traceback" in text:
-        return f"exit code {code}: {text.strip()[-700:]}"
-    if code == 1 and not last.startswith("error: "):
-        return f"no line that says why: {text.strip()[-300:]}"
-    return None if last.isprintable() else f"steers the terminal: {last!r}"
-
-
-# --- options
-
-_COMMANDS: dict[str, Sequence[object]] = {
-    "pretrain": PRETRAIN,
-    "cache": ("cache", *MODEL, *DATA, "--checkpoint", "{work}/backbones/fold-0", "-q"),
-    "train-head": TRAIN_HEAD,
-    "compare": (*COMPARE, *TRAIN),
-    "tune": TUNE,
-    "finetune": FINETUNE,
-    "predict": PREDICT,
-    "embed": ("embed", *PREDICT[1:]),
-    "export": (*EXPORT, "--whole"),
-    "report": ("report", "{work}/run", "-q"),
-    "inspect": ("inspect", "{work}/run"),
-    "verify": ("verify", "{work}/a.cache"),
-}
-_ABSURD = {
-    "integer": ("-1", "0", "1000000000", str(10**30), "1e3", "x", ""),
-    "float": ("nan", "inf", "-inf", "-1", "0", "1e308", "x"),
-    "text": (
-        "",
-        "\x1b[2J",
-        "x" * 5000,
-        "a=nan",
-        "dim=1000000000",
-        "..",
-        "/dev/zero",
-        "0-1000000000",
-    ),
-}
-
-
-def _absurd_options(work: Path, name: str, words: Sequence[object]) -> Outcome:
-    outcome = Outcome("absurd options", name)
-    command: Any = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
-    for option in command.params:
-        if option.param_type_name != "option" or getattr(option, "is_flag", False):
-            continue
-        kind = {"N": "integer", "X": "float"}.get(option.metavar or "", "text")
-        for value in _ABSURD[kind]:
-            if option.name in ("out", "help"):
-                continue
-            clear(work / "trial")
-            given = [str(word).replace("{work}", str(work)) for word in words]
-            out = ["-o", work / "trial" / "out"] if name not in ("inspect", "verify") else []
-            flag = option.opts[0]
-            problem = attempt(
-                [*given, *out, f"{flag}={value}"], work, endless=option.name in _ENDLESS
-            )
-            outcome.count(None if problem is None else f"{flag}={value[:40]!r}: {problem}")
-    for value in (
-        "mlp_layers=100000",
-        "dim=nan",
-        "dim=1e9",
-        "heads=-1",
-        "a" * 10**5,
-        "=",
-        "dim=[]",
-    ):
-        if "--head-args" in {flag for option in command.params for flag in option.opts}:
-            clear(work / "trial")
-            given = [str(word).replace("{work}", str(work)) for word in words]
-            problem = attempt([*given, "-o", work / "trial" / "out", "--head-args", value], work)
-            outcome.count(None if problem is None else f"--head-args {value[:40]}: {problem}")
-    return outcome
 
 
 # --- checkpoints

@@ -12,12 +12,16 @@ import hashlib
 import io
 import os
 import shutil
+import signal
 import sys
+import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from histograph_cli.app import app
 
 #: What goes wrong: an error, or 0 for a write that takes only a part.
 FAULTS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EACCES": errno.EACCES, "short": 0}
@@ -224,3 +228,38 @@ def wait_for(number: int) -> int:
 def call_in_child(function: Callable[[], Any], said: Path | None = None) -> int:
     """Call a function in a process of its own; return how that has ended."""
     return wait_for(in_child(function, said))
+
+
+#: Seconds and bytes that a refusal may take; the commands themselves are done in a second.
+_SECONDS, _MEMORY = 240, 2**31
+
+
+def attempt(words: Sequence[object], work: Path, *, endless: bool = False) -> str | None:
+    """Give a command in a process of its own; say what is wrong with how it ended."""
+    said = work / "said"
+    before = time.monotonic()
+    child = in_child(lambda: app([str(word) for word in words], "histograph"), said)
+    status = usage = None
+    while status is None:
+        done, status, usage = os.wait4(child, os.WNOHANG)
+        if done:
+            break
+        status = None
+        if time.monotonic() - before > (_SECONDS / 4 if endless else _SECONDS):
+            os.kill(child, signal.SIGKILL)
+            os.wait4(child, 0)
+            return None if endless else f"still running after {_SECONDS} s"
+        time.sleep(0.01)
+    assert usage is not None
+    code, text = os.waitstatus_to_exitcode(status), said.read_bytes().decode(errors="replace")
+    if usage.ru_maxrss * 1024 > _MEMORY:
+        return f"took {usage.ru_maxrss / 2**20:.1f} GB"
+    if code == 0:
+        return None
+    last = (text.strip().splitlines() or [""])[-1]
+    if code not in (1, 2) or "Traceback" in text:
+        return f"exit code {code}: {text.strip()[-700:]}"
+    if code == 1 and not last.startswith("error: "):
+        return f"no line that says why: {text.strip()[-300:]}"
+    odd = {sign for sign in text if not sign.isprintable()} - {"\n"}
+    return f"steers the terminal: {text[-700:]!r}" if odd else None
