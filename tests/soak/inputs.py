@@ -1,7 +1,8 @@
 """Hostile files and absurd options: every command answers in one line, soon, within its memory.
 
 ``options.py`` gives absurd values to every option of every command; here are checkpoints that claim
-what they do not hold, and files of runs, caches and configurations with odd values. An attempt holds if the command succeeds, or ends with 1 and one line or 2 and its usage.
+what they do not hold, and files of runs, caches and configurations with odd values. An attempt
+holds if the command succeeds, or ends with 1 and one line or 2 and its usage.
 """
 
 from __future__ import annotations
