@@ -166,7 +166,7 @@ def _parsed(text: str) -> Any:
 def _first_difference(found: Any, expected: Any, name: str = "") -> str:
     """Return where two plans differ first, and how."""
     if isinstance(found, dict) and isinstance(expected, dict):
-        keys = sorted(key for key in {*found, *expected} if found.get(key) != expected.get(key))
+        keys = [key for key in {**expected, **found} if found.get(key) != expected.get(key)]
         if not keys:
             return "another layout"
         place = f"{name} {keys[0]}" if name else keys[0]
@@ -174,10 +174,16 @@ def _first_difference(found: Any, expected: Any, name: str = "") -> str:
     if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
         pairs = zip(found, expected, strict=True)
         return next(_first_difference(*pair, name) for pair in pairs if pair[0] != pair[1])
-    texts = [json.dumps(value) for value in (found, expected)]
+    texts = [_plain(value) for value in (found, expected)]
     if not name or any(len(text) > _SHORT for text in texts):
         return f"another {name or 'plan'}"
     return f"{name} {texts[0]}, expected {texts[1]}"
+
+
+def _plain(value: Any) -> str:
+    """Return a value as JSON, and a hash by its first characters."""
+    is_hash = isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
+    return value[:12] if is_hash else json.dumps(value)
 
 
 # --- the list of files

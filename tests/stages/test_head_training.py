@@ -83,6 +83,8 @@ def test_finished_run_is_not_trained_again_and_another_is_refused(
     assert epochs == []
     with pytest.raises(OutputExistsError, match="heads options dim 8, expected 16"):
         train_head(demo_cache, tmp_path / "run", training=QUICK, dim=16, heads=2)
+    with pytest.raises(OutputExistsError, match=r"training lr 0\.001, expected 0\.02;"):
+        train_head(demo_cache, tmp_path / "run", epochs=3, batch_size=16, lr=0.02, dim=8, heads=2)
     train_head(demo_cache, tmp_path / "run", training=QUICK, dim=16, heads=2, overwrite=True)
 
 
