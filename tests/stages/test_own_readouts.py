@@ -81,9 +81,8 @@ def test_one_that_was_edited_is_refused(work: Path, tmp_path: Path) -> None:
     for run in (out, tmp_path / "whole"):
         said = histograph("predict", run, *own, *DEMO, "-o", tmp_path / "no.csv", fails=True)
         assert "own.py:MeanAndMax: found code" in said.stderr
-    assert re.search(
-        "found a run with heads source [0-9a-f]{12}, expected", histograph(*train, fails=True).stderr
-    )
+    said = histograph(*train, fails=True).stderr
+    assert re.search("found a run with heads source [0-9a-f]{12}, expected", said)
 
 
 def test_trusted_it_need_not_be_named(
