@@ -208,8 +208,11 @@ def _layer(trace: Trace, call: ModuleCall, number: int, *, featureless: bool) ->
     rows = [value for value in rows if value in used] or rows
     # A number per node beside rows of several is a weight, a mass, a time.
     rows = [value for value in rows if len(trace.values[value].shape) > 1] or rows
-    if rows or any(_tells_of_nodes(trace, value) for value in call.inputs):
-        return Layer(call, number, tuple(rows))
+    states = [value for value in rows if not trace.is_zero(value)]
+    if rows and not states:
+        return Layer(call, number, ())  # a recurrent state before the first step
+    if states or any(_tells_of_nodes(trace, value) for value in call.inputs):
+        return Layer(call, number, tuple(states))
     if featureless:
         return Layer(call, number, ())
     given = [trace.values[value] for value in call.inputs if not trace.edge_only(value)]

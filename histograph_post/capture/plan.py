@@ -253,7 +253,9 @@ def _notes(
         elif layer.number not in consumed:
             notes.append(f"{label!r} ran, but no readout consumes it: not in the history")
         elif consumed[layer.number] is None:
-            notes.append(f"the input of {label!r} is no floating-point rows: left out")
+            notes.append(
+                f"the input of {label!r} is left out: integers, or zeros before the first step"
+            )
         if steps := repeats(layers.trace, layer.call):
             notes.append(
                 f"{label!r} passes messages {len(steps)} times in one call: "

@@ -95,7 +95,9 @@ class Joins:
                 continue  # a weight, not a layer
             if full and others:
                 yield Join(call, full[-1:], others, parallel=False)
-            elif len(others) > 1 and any(self.layers.is_full(value, end) for value in call.outputs):
+            elif len(others) > 1 and any(
+                self.made[value] == self.made[end] for value in call.outputs
+            ):
                 yield Join(call, others, others, parallel=True)
 
     def _by_node(self, value: int) -> int:

@@ -173,6 +173,12 @@ class Trace:
         pairs = self.tells_pairs and self.num_nodes in others
         return found.floating and rows == self.num_nodes and not pairs
 
+    def is_zero(self, value: int) -> bool:
+        """Whether the value was made as zeros, of nothing."""
+        call = self.producer.get(value)
+        zeros = call is not None and call.name in ("zeros", "zeros_like", "new_zeros", "clone")
+        return zeros and all(map(self.is_zero, self.values[value].parents))
+
     def edge_only(self, value: int) -> bool:
         """Whether the value derives from the graphs' edges and not from their node features."""
         sources = self.values[value].sources

@@ -44,7 +44,7 @@ def test_integer_input_is_left_out(batch):
     model = Net().eval()
     plan = plan_capture(model, batch)
     assert plan.names == ("first", "second")
-    assert any("'first' is no floating-point rows" in note for note in plan.notes)
+    assert any("the input of 'first' is left out" in note for note in plan.notes)
     with torch.inference_mode():
         history = Capture(model, plan).run(batch).history
         assert torch.equal(history[0], model.first(batch.atom, batch.edge_index).relu())

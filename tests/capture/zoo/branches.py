@@ -228,6 +228,21 @@ class AttendedViews(TwoEdgeSets):
         return self.head(global_mean_pool(keep((weight * stacked).sum(1)), data.batch))
 
 
+@entry("a convolution for each kind of edge, their mean after each layer", VIEWS)
+class MeanOfKinds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, 2)
+        self.convs = nn.ModuleList(GCNConv(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x, edge_index, edge_attr, batch):
+        kinds = [edge_index[:, edge_attr[:, kind] > 0] for kind in range(3)]
+        x = keep(self.embed(x))
+        for conv in self.convs:
+            x = keep(torch.stack([conv(x, edges) for edges in kinds]).mean(0).relu())
+        return self.head(global_mean_pool(x, batch))
+
+
 @entry("Inception blocks, concatenated", INCEPTION)
 class Inception(nn.Module):
     def __init__(self):

@@ -164,6 +164,7 @@ class LayerScale(nn.Module):
         return self.head(global_mean_pool(keep(self.final_norm(h)), batch))
 
 
+# The zeros of the start hold nothing of the graphs: no layer.
 @entry("equilibrium: one layer, the input injected in each step", STACKS)
 class Equilibrium(nn.Module):
     def __init__(self):
@@ -175,9 +176,8 @@ class Equilibrium(nn.Module):
         given = self.inject(x)
         z = torch.zeros_like(given)
         for _ in range(4):
-            keep(z)
-            z = torch.tanh(self.conv(z, edge_index) + given)
-        return self.head(global_mean_pool(keep(z), batch))
+            z = keep(torch.tanh(self.conv(z, edge_index) + given))
+        return self.head(global_mean_pool(z, batch))
 
 
 @entry("ResGatedGraphConv with norms, residual from the second on", STACKS)
