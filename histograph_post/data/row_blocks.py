@@ -27,7 +27,7 @@ from torch_geometric.data import Data
 
 from ..errors import DataError
 from ..utils.decoding import parse_json
-from ..utils.files import atomic_path
+from ..utils.files import write_bytes
 
 #: Part of every key and fingerprint: blocks in another format are written again.
 FORMAT = "histograph rows 1"
@@ -84,8 +84,7 @@ def write_block(
         tensors[f"values.{name}"] = _narrowed(torch.cat(values, dim))
         types[name] = str(values[0].dtype).removeprefix("torch.")
     about = json.dumps({"key": key, "types": types, "skipped": skipped, "notes": dict(notes)})
-    with atomic_path(path) as partial:
-        safetensors.torch.save_file(tensors, partial, {"about": about})
+    write_bytes(path, safetensors.torch.save(tensors, {"about": about}))
 
 
 def _value(graph: Data, name: str, where: str) -> Tensor:

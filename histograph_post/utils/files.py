@@ -49,11 +49,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     try:
         with errors_naming(path):
             partial.unlink(missing_ok=True)  # of a killed process with the same number
-            partial.touch()
-            mode = stat.S_IMODE(partial.stat().st_mode)
             yield partial
-            # Some writers make private files; an output gets the user's usual permissions.
-            partial.chmod(mode)
             _sync(partial)
             os.replace(partial, path)
             _sync(path.parent)

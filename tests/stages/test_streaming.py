@@ -16,11 +16,14 @@ from histograph_post.caches import Cache, planning
 from histograph_post.caches.caching import cache
 from histograph_post.data import load_data, streaming
 from histograph_post.data.indexed import IndexedRows
+from histograph_post.data.spec import Reading
+from histograph_post.data.streaming import read_rows
 from histograph_post.errors import CacheError, ConfigError, OutputExistsError
 from histograph_post.models import build_model
 from histograph_post.utils.files import LINKS_VARIABLE
 
 from ..helpers import contents, demo_graphs, histograph, make_model
+from ..soak.operations import FAULTS, Faults
 
 
 class Graphs:
@@ -188,6 +191,23 @@ def test_a_lost_shard_of_a_table_is_written_again(
     result = histograph(*words, "--split", "kfold:3")
     assert result.exit_code == 1
     assert "that this command would not write" in result.output
+
+
+def test_rows_for_which_there_is_no_room_name_their_file(tmp_path: Path) -> None:
+    def read(folder: Path, at: int = 0) -> list[str]:
+        faults = Faults(folder, at, FAULTS["ENOSPC"])
+        with faults.installed():
+            read_rows(IndexedRows(Graphs(), "mine"), Reading(folder, workers=0), spec="mine")
+        return faults.calls
+
+    calls = read(tmp_path / "whole")
+    assert calls.count("write") == 3  # a block each
+    for at in (number for number, call in enumerate(calls, 1) if call == "write"):
+        with pytest.raises(OSError, match="No space left") as error:
+            read(tmp_path / str(at), at)
+        assert Path(error.value.filename).match(f"{at}/rows-*.safetensors")
+        read(tmp_path / str(at))
+        assert contents(tmp_path / str(at)) == contents(tmp_path / "whole")
 
 
 def test_a_killed_prediction_goes_on_where_it_stopped(tmp_path: Path) -> None:

@@ -40,15 +40,6 @@ def test_a_failure_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_files_are_as_readable_as_any_other(tmp_path: Path) -> None:
-    path = tmp_path / "a.bin"
-    with atomic_path(path) as partial:
-        os.close(os.open(partial, os.O_CREAT | os.O_WRONLY, 0o600))
-    other = tmp_path / "b.bin"
-    other.touch()
-    assert path.stat().st_mode == other.stat().st_mode
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the mask is told by Linux")
 def test_the_mask_is_the_one_of_the_moment_and_is_not_touched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
