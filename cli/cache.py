@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -68,6 +73,12 @@ def cache(
     workers: opt.WorkersOption = None,
     rows: opt.RowsOption = None,
     device: opt.DeviceOption = "auto",
+    jobs: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Processes that write shards in parallel, each with a share of the cores."
+        ),
+    ] = 1,
     shard: Annotated[
         str | None,
         typer.Option(
@@ -89,6 +100,7 @@ def cache(
 
     If it is killed, run the same command again: it resumes.
     """
+    from histograph_post.caches import Cache
     from histograph_post.caches.caching import write_cache
     from histograph_post.caches.probing import CacheOptions
     from histograph_post.data import DataSpec
@@ -147,11 +159,19 @@ def cache(
     )
     results: list[dict[str, Any]] = []
     caches: list[Cache] = []
+    places = [out / f"{fold.folder.name}.cache" if several else out for fold in folds]
     of_torchrun = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     part = parse_share("--shard", shard) or of_torchrun
+    if jobs > 1 and part[1] > 1:
+        raise typer.BadParameter("--jobs: this is one of several jobs already")
+    in_processes = jobs > 1 and not dry_run
+    if in_processes:
+        _write_in_processes(terminal, jobs, overwrite=overwrite)
+        caches = [Cache.open(place) for place in places]
+        results = [_written(*each) for each in zip(places, caches, strict=True)]
     kept = rows or (None if dry_run else rows_beside(out))
     planned = plan_caches(
-        folds,
+        [] if in_processes else folds,
         options=options,
         split=split,
         split_seed=split_seed,
@@ -159,14 +179,13 @@ def cache(
         device=device,
         progress=terminal.progress,
     )
-    for fold, plan, notes in planned:
+    for place, (_, plan, notes) in zip(places, planned, strict=not in_processes):
         for note in notes:
             terminal.note(note)
         if dry_run:
             results.append(_estimate(terminal, plan))
             continue
         sampled = plan.dataset.is_sample
-        place = out / f"{fold.folder.name}.cache" if several else out
         terminal.info(
             f"{place}: {plural(len(plan.num_nodes), 'row' if sampled else 'graph')}, "
             f"{plural(plan.layout.num_layers, 'layer')}, {'about ' if sampled else ''}"
@@ -184,8 +203,7 @@ def cache(
                 on_rows=on_rows,
                 on_note=terminal.note,
             )
-        about = {} if written is None else summary(written.manifest)
-        results.append({"cache": str(place), "complete": written is not None, **about})
+        results.append(_written(place, written))
         caches += [] if written is None else [written]
     if rows is None and kept is not None and len(caches) == len(folds):
         remove_rows(kept)
@@ -202,6 +220,60 @@ def cache(
     terminal.result(
         results[0] if len(folds) == 1 else {"caches": results}, next_command=next_command
     )
+
+
+def _write_in_processes(terminal: Terminal, jobs: int, *, overwrite: bool) -> None:
+    """Do the jobs of ``--shard`` in that many processes, and wait for them.
+
+    The first one shows its progress. If one fails, or this process is interrupted, all of them are
+    ended, with the loss of a shard each at most.
+    """
+    from histograph_post.errors import WorkerError
+    from histograph_post.experiments.parallel import available_cores
+    from histograph_post.utils.files import config_text
+
+    threads = str(max(1, available_cores() // jobs))
+    processes: list[subprocess.Popen[bytes]] = []
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as waiting:
+        config = Path(folder, "config.toml")
+        config.write_text(config_text(terminal.options), encoding="utf-8")
+        command = [sys.executable, "-m", "histograph_cli", "cache", "--config", str(config)]
+        command += ["--overwrite"] * overwrite
+        said = ["--verbose"] * terminal.verbose
+        logs = [Path(folder, f"{job}.log") for job in range(jobs)]
+        try:
+            for job, log in enumerate(logs):
+                with log.open("wb") as file:
+                    shown = job == 0 and not terminal.quiet
+                    each = subprocess.Popen(  # noqa: S603  # this program, started again
+                        [*command, "--shard", f"{job}/{jobs}", *(said if shown else ["--quiet"])],
+                        env={**os.environ, "OMP_NUM_THREADS": threads},
+                        stdout=subprocess.DEVNULL,
+                        stderr=None if shown else file,
+                        start_new_session=True,  # Ctrl-C is for this process
+                    )
+                processes.append(each)
+            ends = {waiting.submit(each.wait): job for job, each in enumerate(processes)}
+            for end in as_completed(ends):
+                job, code = ends[end], end.result()
+                if code < 0:
+                    raise WorkerError(
+                        f"job {job} of {jobs}: found that its process ended "
+                        f"({signal.Signals(-code).name}), expected its shards; if memory ran out, "
+                        "run the same command again with fewer --jobs"
+                    )
+                if code > 0:
+                    print(logs[job].read_text(), end="", file=sys.stderr)
+                    raise typer.Exit(code)
+        finally:
+            for each in processes:
+                each.kill()
+
+
+def _written(place: Path, written: Cache | None) -> dict[str, Any]:
+    """Return what a script wants to know of a cache; None while jobs have shards to write."""
+    about = {} if written is None else summary(written.manifest)
+    return {"cache": str(place), "complete": written is not None, **about}
 
 
 def _estimate(terminal: Terminal, plan: CachePlan) -> dict[str, Any]:

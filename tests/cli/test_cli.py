@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from histograph_cli.app import app
 
-from ..helpers import histograph, make_model
+from ..helpers import contents, histograph, make_model
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +198,22 @@ def test_shards_of_a_job_array_are_joined_by_the_last(checkpoint: Path, tmp_path
     last = histograph(*cache_arguments(checkpoint, out, "--shard", "0/2", "--json"))
     assert json.loads(last.stdout)["complete"]
     assert histograph(*cache_arguments(checkpoint, out, "--shard", "2/2")).exit_code == 2
+
+
+def test_processes_write_the_shards_of_one_command(checkpoint: Path, tmp_path: Path) -> None:
+    data = ("--data", "demo:", "--data-args", "num_graphs=600", "--shard-mb", "1")
+    options = ("cache", "--model", "gin", "--checkpoint", checkpoint, *data)
+    whole = histograph(*options, "-o", tmp_path / "a.cache")
+    assert whole.exit_code == 0, whole.output
+    done = histograph(*options, "-o", tmp_path / "b.cache", "--jobs", "2", "--json")
+    found = json.loads(done.stdout)
+    assert found["complete"]
+    assert found["shards"] > 1
+    made = [contents(tmp_path / name) for name in ("a.cache", "b.cache")]
+    assert all(each.pop("config.toml") for each in made)
+    assert made[0] == made[1]
+    twice = histograph(*options, "-o", tmp_path / "c.cache", "--jobs", "2", "--shard", "0/2")
+    assert twice.exit_code == 2
 
 
 def test_damage_is_found_by_verify(checkpoint: Path, tmp_path: Path) -> None:
