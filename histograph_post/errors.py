@@ -131,4 +131,5 @@ def raised_at(error: BaseException, file: str | None = None) -> str:
         own = path.is_file() and not installed and not path.is_relative_to(package)
         if own if file is None else frame.filename == file:
             return f"{path.name}:{frame.lineno}"
-    return ""
+    # Python replaces a StopIteration that leaves a generator.
+    return "" if error.__cause__ is None else raised_at(error.__cause__, file)

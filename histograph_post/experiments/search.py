@@ -114,7 +114,7 @@ def default_space(head: str, training: TrainingOptions) -> dict[str, Range | Val
     options, decay = head_info(head).options(), training.weight_decay
     return {
         "lr": Range(training.lr / 10, training.lr * 10, log=True),
-        **({"weight_decay": Range(decay / 100, decay * 100, log=True)} if decay else {}),
+        **({"weight_decay": Range(decay / 100, decay * 100, log=True)} if decay / 100 else {}),
         **{name: choice for name, choice in _HEAD_SPACE.items() if name in options},
     }
 

@@ -23,6 +23,7 @@ from ..capture.checks import needed_parameters
 from ..capture.passes import frozen
 from ..errors import ConfigError
 from ..training.networks import StatisticsMode, set_training_modes, statistics_of
+from ..training.options import LARGEST
 from ..utils.decoding import require_number
 
 
@@ -48,7 +49,7 @@ class BackboneOptions:
     autocast: bool = False
 
     def __post_init__(self) -> None:
-        require_number("backbone_lr", self.lr, low=0)
+        require_number("backbone_lr", self.lr, low=0, high=LARGEST)
         require_number("unfreeze_every", self.unfreeze_every, low=0, whole=True)
         if self.bn not in get_args(StatisticsMode):
             raise ConfigError(f"bn: found {self.bn!r}, expected one of {get_args(StatisticsMode)}")

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..caches.manifest import CANARY_NAME, MANIFEST_NAME, Provenance
+from ..caches.manifest import CANARY_NAME, MANIFEST_NAME, Provenance, read_hashed
 from ..capture.points import CapturePlan
 from ..data.spec import DataSpec
 from ..errors import CacheError, CheckpointError, ConfigError, NotFoundError
 from ..models.spec import ModelSpec, weights_in
 from ..utils.decoding import decode, read_toml_file
-from ..utils.files import copy_file, write_bytes
+from ..utils.files import write_bytes
 from ..utils.specifications import GRAPH_FILES
 
 if TYPE_CHECKING:
@@ -241,8 +241,11 @@ class SavedBackbone:
 
     def carry_canary(self, folder: Path) -> None:
         """Copy the canary into a run or an export, which then does not need the cache."""
+        from ..caches.provenance import CANARY_LIMIT
+
         if self.provenance is not None and self.provenance.canary_sha256 is not None:
-            copy_file(self.folder / CANARY_NAME, folder / CANARY_NAME)
+            path, sha256 = self.folder / CANARY_NAME, self.provenance.canary_sha256
+            write_bytes(folder / CANARY_NAME, read_hashed(path, CANARY_LIMIT, sha256))
 
 
 def write_provenance(

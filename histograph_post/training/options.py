@@ -16,6 +16,9 @@ LOWEST_LR = 0.01
 #: The plateau schedule halves the learning rate after each so many epochs without a better score.
 PLATEAU_EPOCHS = 10
 
+#: Beyond all that is of use, and within single precision: a search multiplies it by up to 100.
+LARGEST = 1e30
+
 
 def suggested_lr(most_steps: int, usual: float = 1e-3) -> float:
     """Return the learning rate for epochs of at most so many steps; ``usual`` is that for many.
@@ -49,8 +52,8 @@ class TrainingOptions:
         for name, most in (("epochs", MOST_EPOCHS), ("batch_size", 2**31)):
             require_number(name, getattr(self, name), low=1, high=most, whole=True)
         for name in ("weight_decay", "warmup", "clip", "patience"):
-            require_number(name, getattr(self, name), low=0)
-        require_number("lr", self.lr, low=0, above=True)
+            require_number(name, getattr(self, name), low=0, high=LARGEST)
+        require_number("lr", self.lr, low=1 / LARGEST, high=LARGEST)
 
     def lr_factor(self, epochs_done: float, plateau_factor: float) -> float:
         """Return the learning rate of a step as a fraction of the highest.

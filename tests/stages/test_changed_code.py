@@ -167,6 +167,15 @@ def test_canary_that_was_changed_is_refused(work: Path) -> None:
         hg.load("run", model="mine.py:Net")
 
 
+def test_changed_canary_of_a_cache_goes_into_no_run(work: Path) -> None:
+    shutil.copy("run/head.json", Path("demo.cache") / CANARY_NAME)
+    done = histograph("train-head", "demo.cache", "-o", "again", *QUICK)
+    assert done.exit_code == 1
+    assert re.fullmatch(
+        r"error: .*canary\.safetensors: found checksum .*, expected .*\n", done.stderr
+    )
+
+
 def test_tuned_backbone_has_a_canary_of_its_own(work: Path) -> None:
     rate = ("--backbone-lr", 0.05)
     done = histograph("finetune", "run", *MODEL, *DATA, "-o", "tuned", "--epochs", 2, *rate)
