@@ -8,7 +8,7 @@ Classifier, checks, saving, loading and tables come with the base class.
 import torch
 from torch import Tensor
 
-from histograph_post.heads import Graphs, History, Readout, pool_nodes
+from histograph_post.heads import Graphs, History, Readout
 
 
 class MeanAndMax(Readout):
@@ -20,5 +20,4 @@ class MeanAndMax(Readout):
 
     def pool_graphs(self, history: History, graphs: Graphs, edge_index: Tensor | None) -> Tensor:
         rows = torch.cat(self.layers(history), dim=1)  # [num_nodes, sum of the widths]
-        largest = pool_nodes(rows, graphs.index, graphs.num_graphs, "max")
-        return torch.cat([graphs.mean(rows), largest], dim=1)  # [num_graphs, 2 * sum of the widths]
+        return torch.cat([graphs.mean(rows), graphs.max(rows)], dim=1)  # [num_graphs, 2 * widths]

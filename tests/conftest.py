@@ -20,7 +20,9 @@ from hypothesis import HealthCheck, settings
 from typer.testing import CliRunner
 
 # The suite runs in a process per core, and starts more: threads on top would only be in the way.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# And a process in which OpenMP has threads cannot be forked, so a variable that is set does not
+# count.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # All commands are built once, and not again for every one that a test types; with the options
 # of shells that a test names, whatever shell this is.

@@ -33,8 +33,8 @@ from .solved_fits import collect_features, draw_rows, fit_of_another_seed, limit
 
 # --- warm start: recover the checkpoint's own classifier from a cache
 
-#: Rows that a linear start is solved on, and as many that choose it; of more, a part is drawn,
-#: which still has a few hundred rows for each of its weights.
+#: Most training rows that a linear start is solved on, and most validation rows that choose its
+#: strength. Of more, so many are drawn: still a few hundred for each of its weights.
 PROBE_ROWS = 1 << 17
 
 #: The largest error of the recovered classifier, relative to the spread of the outputs, that

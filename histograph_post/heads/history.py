@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import DataError
 from ..utils.machine import send
-from .ragged import Graphs, pool_nodes, ranges
+from .ragged import Graphs, ranges
 
 #: One tensor ``[num_nodes, L, D]``, or one ``[num_nodes, D_l]`` per layer.
 History: TypeAlias = Tensor | Sequence[Tensor]
@@ -197,5 +197,4 @@ def _statistics(rows: Tensor, graphs: Graphs) -> Tensor:
     # The slope of a square root is infinite at zero, also where it is masked afterwards.
     varies = variance > 0
     deviation = torch.where(varies, torch.where(varies, variance, 1.0).sqrt(), 0.0)
-    largest = pool_nodes(rows, graphs.index, graphs.num_graphs, "max")  # [num_graphs, width]
-    return torch.stack([mean, largest, deviation], dim=1)
+    return torch.stack([mean, graphs.max(rows), deviation], dim=1)

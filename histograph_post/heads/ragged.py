@@ -110,6 +110,10 @@ class Graphs:
         """Average node rows ``[num_nodes, ...]`` inside each graph; zero for an empty graph."""
         return self.sum(rows) / self.divisor_as(rows.dtype).view(-1, *(1,) * (rows.dim() - 1))
 
+    def max(self, rows: Tensor) -> Tensor:
+        """Take the maximum of each channel inside each graph; zero for an empty graph."""
+        return pool_nodes(rows, self.index, self.num_graphs, "max")
+
     def counts_as(self, dtype: torch.dtype) -> Tensor:
         """Return the counts as numbers to multiply by, converted once: ``[num_graphs]``."""
         if dtype not in self._converted:

@@ -1,4 +1,4 @@
-"""Utilities for every room; none of them knows about graphs or models.
+"""Utilities for every package; none of them knows about graphs or models.
 
 ``files.py`` (atomic writes, hashes, tensors in files), ``outputs.py`` (one writer per output),
 ``decoding.py`` (strict values), ``specifications.py`` (which code may run, and importing it),

@@ -51,6 +51,7 @@ class TestNormalisations:
     @given(values=SCORES)
     @example(values=np.full((1, 3), -(2.0**50), np.float32))
     @example(values=np.float32([[-120, -120, -121], [2.0**50, 0, -(2.0**50)]]))
+    @example(values=np.float32([[0, 0, -2, -2], [1, 1, 0, -1]]))  # ties
     def test_weights_are_finite_forward_and_backward(self, name: str, values: np.ndarray) -> None:
         scores = torch.from_numpy(values).requires_grad_()
         weights = NORMALIZATIONS[name](scores, OPTIONS)

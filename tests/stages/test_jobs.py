@@ -91,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 #: A readout from a file, and one as a script or notebook has it, which no other process imports.
 OWN_HEAD = f"{Path(__file__).parents[2] / 'examples' / 'my_head.py'}:MeanAndMax"
 SCRIPT = """
-from histograph_post.heads import Readout, pool_nodes
+from histograph_post.heads import Readout
 from histograph_post.heads.base import last_layer
 
 class Sum(Readout):
@@ -99,7 +99,7 @@ class Sum(Readout):
         self.finish(self.in_dims[-1])
 
     def pool_graphs(self, history, graphs, edge_index):
-        return pool_nodes(last_layer(history), graphs.index, graphs.num_graphs, "sum")
+        return graphs.sum(last_layer(history))
 """
 
 

@@ -22,7 +22,7 @@ from histograph_post.data import load_data
 from histograph_post.errors import ConfigError
 from histograph_post.experiments import solved_fits
 from histograph_post.experiments.search import Values
-from histograph_post.heads import Readout, build_head, pool_nodes
+from histograph_post.heads import Readout, build_head
 from histograph_post.heads.base import last_layer
 from histograph_post.heads.registry import is_solved
 from histograph_post.models import build_model
@@ -222,7 +222,7 @@ class Largest(Readout):
         self.finish(self.in_dims[-1], linear=True)
 
     def pool_graphs(self, history: Any, graphs: Any, edge_index: Tensor | None) -> Tensor:
-        return pool_nodes(last_layer(history), graphs.index, graphs.num_graphs, "max")
+        return graphs.max(last_layer(history))
 
 
 def test_a_readout_of_ones_own_can_be_solved(demo_cache: Path, tmp_path: Path) -> None:

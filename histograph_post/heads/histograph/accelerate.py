@@ -1,9 +1,9 @@
-"""The fast path of the HistoGraph head on a CPU: the only file that knows of one.
+"""The fast path of the HistoGraph head on a CPU.
 
-:func:`read_out` returns what a head does, on whichever path. The fast one goes by an *allow* list
-of options, modules and inputs: a head that gains any of them runs as it is written until it is
-added here. The kernels do what is done for every node; what is done for a graph is left to the
-head's own modules, so a new normalisation needs nothing here.
+:func:`read_out` returns what a head does, on whichever path. The fast one has an *allow* list of
+options, modules and inputs: a head with any other is computed as ``head.py`` reads. The kernels do
+what is done for every node; what is done for a graph is left to the head's own modules, so that a
+new normalisation needs nothing here.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def _attend(head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Gra
     scores = products + torch.einsum("ghw,lhw->ghl", queries, keys)  # [num_graphs, heads, L]
     scale = graphs.divisor_as(scores.dtype) * math.sqrt(width)  # [num_graphs]
     weights = layers.normalize(scores / scale.view(-1, 1, 1))  # [num_graphs, heads, L]
-    values = offsets.unflatten(1, (heads, width))
+    values = offsets.unflatten(1, (heads, width))  # [L, heads, width]
     constants = torch.einsum("ghl,lhw->ghw", weights, values).flatten(1)  # [num_graphs, dim]
     projection, bias = attention.in_projection.weight, attention.in_projection.bias
     means, summaries = _Kernel.apply(
@@ -197,8 +197,9 @@ def _attend(head: HistoGraphHead, table: Tensor, starts: np.ndarray, graphs: Gra
         (empty(count, dim), empty(count, node_heads, dim)),
         *(weights, constants, embedding, projection[: 2 * dim], bias[: 2 * dim]),
     )
-    to_values = projection[2 * dim :].unflatten(0, (node_heads, size))
-    contexts = torch.einsum("ghd,hsd->ghs", summaries, to_values).flatten(1) + bias[2 * dim :]
+    to_values = projection[2 * dim :].unflatten(0, (node_heads, size))  # [node_heads, size, dim]
+    contexts = torch.einsum("ghd,hsd->ghs", summaries, to_values).flatten(1)  # [num_graphs, dim]
+    contexts = contexts + bias[2 * dim :]
     attended = graphs.empty_to_zero(attention.out_projection(contexts))  # [num_graphs, dim]
     return attended + means if head.options.residual else attended
 

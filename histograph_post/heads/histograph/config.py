@@ -18,7 +18,7 @@ BASES = ("statistics", "all", "last")
 _FIRST_VERSION = {True: "exact", False: "none"}
 
 
-#: A name, or a value of the first version.
+#: A name; or, as in the first version, True or False, which :data:`_FIRST_VERSION` names.
 AttentionName: TypeAlias = str
 
 

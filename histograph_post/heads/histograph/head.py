@@ -8,12 +8,17 @@ activations ``X [N, L, D_in]`` of N nodes after L layers:
 3. ``Q = X~_last Wq``, ``K = X~ Wk``, ``V = X~``.
 4. ``c = mean over nodes of (Q K^T / sqrt(D))``: a score per layer.
 5. ``alpha = normalize(c)``, ``H = sum_l alpha_l X~_l``: the layers of every node are summed.
-6. ``Z = MultiHeadSelfAttention(H)`` over the nodes of the graph; in a large one, over groups.
+6. ``Z = MultiHeadSelfAttention(H) + H`` over the nodes of the graph; in a large one, over groups.
 7. ``G = mean over nodes of Z``; node and link tasks keep ``Z``.
-8. ``Y = a G + (1 - a) base``, where ``base`` is a projection of statistics of all layers over the
-   nodes (in the paper's form the mean of the last layer, embedded as in step 1).
+8. ``Y = LayerNorm(a G + (1 - a) base)``, where ``base`` is a projection of statistics of all layers
+   over the nodes, some of which are dropped in training.
 9. An MLP turns ``Y`` into outputs. A head that is trained on a cache predicts a weighted mean of
    these and of the outputs of a linear probe of the same statistics, solved beforehand.
+
+In the paper's form (``PAPER_FORM``), step 5 divides the scores by their sum, step 6 adds no ``H``,
+step 8 has no LayerNorm, ``base`` is the mean of the last layer, embedded as in step 1, and there is
+no probe. By default ``normalize`` gives signed weights that sum to one, too, but bounded ones,
+whatever the sum of the scores.
 
 :meth:`HistoGraphHead.forward` takes these steps in order, steps 1 to 7 in :meth:`~.attend`. Steps 1
 to 5 are in :mod:`.layer_attention`, step 6 in :mod:`.node_attention`, what is mixed in steps 8 and
@@ -162,7 +167,7 @@ class HistoGraphHead(LinearStarts):
         edge_index: Tensor | None = None,
         whole: WholeGraph | None = None,
     ) -> Tensor:
-        """Take steps 1 to 7, from the layers that are kept to rows of graphs or nodes."""
+        """Take steps 1 to 7: ``[rows, dim]``, of graphs or, at node and link level, of nodes."""
         # 1 to 5. Layers are embedded, encoded, scored by queries and keys (whose maps are folded
         # into the embedding, see LayerAttention), and summed by the weights of the graph.
         nodes, weights = self.layer_weights(layers, graphs, whole)  # [num_nodes, dim], [.., L]

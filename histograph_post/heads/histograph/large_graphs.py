@@ -308,8 +308,8 @@ def _weights(
     scores = products.sum(-1) / math.sqrt(query.size(-1))  # [num_edges, heads]
     shape = (len(query), scores.size(1))
     # The token has the score 0 for every query.
-    top = scores.new_full(shape, 0.0 if zero_token else -math.inf)
-    slots = target.unsqueeze(-1).expand_as(scores)
+    top = scores.new_full(shape, 0.0 if zero_token else -math.inf)  # [queries, heads]
+    slots = target.unsqueeze(-1).expand_as(scores)  # [num_edges, heads]
     top = top.scatter_reduce(0, slots, scores.detach(), "amax")  # [queries, heads]
     weights = (scores - top.index_select(0, target)).exp()
     total = scores.new_zeros(shape).index_add(0, target, weights)  # [queries, heads]

@@ -127,7 +127,9 @@ class NodeAttention(nn.Module):
     def contexts(self, nodes: Tensor, graphs: Graphs, reach: Reach = None) -> Tensor:
         """Return the context of every node, before the output projection: ``[num_nodes, dim]``."""
         if isinstance(reach, Tensor):
-            projected = self.in_projection(nodes).unflatten(-1, (3, self.heads, -1))
+            projected = self.in_projection(nodes).unflatten(
+                -1, (3, self.heads, -1)
+            )  # [.., 3, h, d]
             drop, kept = self.dropout if self.training else 0.0, self._kept_keys(graphs)
             return attend_along_edges(projected, reach, self.zero_token, drop, kept)
         return self._each_kind(nodes, graphs, reach, self._exact_contexts, self._landmark_contexts)
@@ -197,7 +199,7 @@ class NodeAttention(nn.Module):
         mask = self._with_token(counts.log().unsqueeze(-1)).squeeze(-1)  # a token counts once
         weights, biases = self.in_projection.weight, self.in_projection.bias
         query = functional.linear(nodes, weights[: self.dim], biases[: self.dim])
-        both = functional.linear(rows, weights[self.dim :], biases[self.dim :])
+        both = functional.linear(rows, weights[self.dim :], biases[self.dim :])  # [.., k, 2 * dim]
         key, value = both.unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         return query, self._with_token(key), self._with_token(value), mask[:, None, None]
 
