@@ -3,9 +3,9 @@
 Layer i's activation is what the next layer consumes, the last one's what the readout consumes, and
 layer 0's the embedded input. Read ``plan.py`` first: it runs the model once (``probe.py``; what it
 did is a ``trace.py``), finds the layers in that (``finding.py``; what passes messages outside of
-them: ``hidden.py``), what the readout consumes of them (``readout.py``, ``tail.py``) and which
-tensor each is given (``layers.py``), and decides where to take it (``points.py``). ``recorder.py``
-takes them at run time; ``checks.py`` shows that nothing changed.
+them: ``hidden.py``), what the readout consumes of them (``readout.py``, ``joins.py``, ``steps.py``)
+and which tensor each is given (``layers.py``), and decides where to take it (``points.py``).
+``recorder.py`` takes them at run time; ``checks.py`` shows that nothing changed.
 """
 
 import lazy_loader

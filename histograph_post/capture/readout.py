@@ -26,8 +26,9 @@ from functools import cached_property
 
 from ..errors import CaptureError
 from .gates import Gates
+from .joins import Join, Joins
 from .layers import Layers, is_coarsening, is_pooling, made_by
-from .tail import Join, Joins, Steps
+from .steps import Steps
 from .trace import GATHERING, RESHAPING, SQUASHING, FunctionCall, ModuleCall, Trace
 
 _END = sys.maxsize

@@ -323,3 +323,38 @@ class LightGcn(nn.Module):
             x = keep(conv(x, edge_index))
             mean = mean + x / 4
         return self.out(keep(mean))
+
+
+class ByType(TwoLayers):
+    """What an atom gives depends on its type."""
+
+    def __init__(self):
+        super().__init__(WIDTH)
+        self.maps, self.vectors = nn.Parameter(torch.randn(10, WIDTH, 2)), nn.Embedding(10, WIDTH)
+
+    def forward(self, x, z, edge_index, batch):
+        return global_add_pool(keep(self.read(self.encode(x, edge_index), z)), batch)
+
+
+_READ = {
+    "a map of weights": lambda self, x, z: torch.bmm(x.unsqueeze(1), self.maps[z]).squeeze(1),
+    "a vector of weights": lambda self, x, z: (x * self.vectors(z)).sum(1, keepdim=True),
+    "a vector of weights, by einsum": lambda self, x, z: torch.einsum(
+        "nd,nd->n", x, self.vectors(z)
+    ).unsqueeze(1),
+}
+for _name, _read in _READ.items():
+    add(f"{_name} for each type of atom", AFTER, type("ByTypeOf", (ByType,), {"read": _read}))
+
+
+# A gate per channel is no weight of a node: what is pooled is another tensor than the state.
+@entry("a gate of each channel, by the target's sequence", AFTER, data="targets")
+class GatedByTarget(TwoLayers):
+    def __init__(self):
+        super().__init__(WIDTH)
+        self.letters, self.gate = nn.Embedding(26, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, edge_index, batch, target):
+        gate = torch.sigmoid(self.gate(self.letters(target).mean(1)))  # [num_graphs, width]
+        x = self.encode(x, edge_index)
+        return self.out(global_mean_pool(keep(x * gate[batch]), batch))
