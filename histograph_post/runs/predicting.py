@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -102,8 +103,6 @@ def predict(
         found = replace(found, notes=[*opened.notes, *found.notes])
         if opened.write is not None:
             opened.write(part.encode() for part in found.csv_parts())
-    if kept is not None:
-        remove_rows(kept)
     return found
 
 
@@ -315,7 +314,8 @@ def _open(
     with ExitStack() as stack:
         write = None
         if out is not None:
-            writing = output_file(Path(out), overwrite=overwrite, config=config)
+            clean = partial(remove_rows, rows_beside(out))
+            writing = output_file(Path(out), overwrite=overwrite, config=config, clean=clean)
             write = stack.enter_context(writing)
         opened = Run.of(run).with_head(head)
         if not isinstance(model, nn.Module):

@@ -53,8 +53,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
             _sync(partial)
             os.replace(partial, path)
             _sync(path.parent)
-    finally:
+    except BaseException:
         partial.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

@@ -168,7 +168,11 @@ def _read_holder(file: int) -> str | None:
 
 @contextmanager
 def output_file(
-    path: Path, *, overwrite: bool, config: Mapping[str, Any] | None = None
+    path: Path,
+    *,
+    overwrite: bool,
+    config: Mapping[str, Any] | None = None,
+    clean: Callable[[], None] = lambda: None,
 ) -> Iterator[Callable[[bytes | Iterable[bytes]], None]]:
     """Lock a file and yield the function that writes it, whole or in parts.
 
@@ -176,6 +180,7 @@ def output_file(
 
     Args:
         config: The options that the file comes from.
+        clean: Removes what is kept beside the file until it is written.
     """
     beside = path.with_name(f"{path.name}.config.toml")
     text = None if config is None else config_text(config)
@@ -198,9 +203,12 @@ def output_file(
 
     require_free(path, overwrite=True)  # before the lock is written there
     with OutputLock(path):
+        if os.path.exists(path) and not overwrite:
+            clean()  # left by a process that was killed just after it wrote the file
         refuse()
         remove_leftovers(path.parent, alone=True, of=(path.name, beside.name))
         yield write
+        clean()
 
 
 def _holds(path: Path, text: str) -> bool:

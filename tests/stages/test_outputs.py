@@ -12,15 +12,18 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from safetensors.torch import load_file, save_file
 
 import histograph_post as hg
+from histograph_cli.app import app
 from histograph_post.errors import ConfigError, OutputExistsError, OutputInUseError
 from histograph_post.experiments.options import FitProgress
 from histograph_post.training.options import TrainingOptions
 from histograph_post.utils.outputs import OutputLock
 
 from ..helpers import contents, demo_graphs, histograph, make_model
+from ..soak.commands import COMMANDS
 
 QUICK = TrainingOptions(epochs=2, lr=1e-2)
 
@@ -79,6 +82,12 @@ def test_every_command_survives_a_kill_at_any_moment(
     said = (tmp_path / "said").read_text()
     assert code == 0, said
     assert re.search(r"\| \*\*all\*\* \| \| [1-9]\d* \| ", said)
+
+
+def test_the_soak_has_every_command_that_writes() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    writing = {name for name, each in commands.items() if any(p.name == "out" for p in each.params)}
+    assert {command.name.split()[0].strip(",") for command in COMMANDS} == {*writing, "trust"}
 
 
 def test_what_is_replaced_stays_until_the_end_and_the_same_command_goes_on(

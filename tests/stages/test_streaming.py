@@ -242,7 +242,13 @@ def test_a_killed_prediction_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert found.spread is not None
     assert np.array_equal(found.spread, expected.spread)  # type: ignore[arg-type]
     assert out.read_text() == found.to_csv()
-    assert not Path(f"{out}.rows").exists()
+    rows = Path(f"{out}.rows")
+    assert not rows.exists()
+    rows.mkdir()  # as after a kill just after the file is written
+    (rows / "rows-0000000000.safetensors").touch()
+    with pytest.raises(OutputExistsError):
+        hg.predict(run, Graphs(), out, model=make_model(), workers=0)
+    assert not rows.exists()
 
 
 def test_shards_grow_where_there_would_be_too_many(
