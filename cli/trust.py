@@ -69,12 +69,17 @@ def trust(
         return
     code = recorded_code(folder)
     if not code:
-        terminal.note(f"{folder} names no code: its model, data and readouts are built in")
+        terminal.note(
+            f"{folder} names no code: its model, data and readouts are built in or installed, or "
+            "come from Python, and then are named by --model, --data and --head"
+        )
         terminal.result({"trusted": []})
         return
     _show(terminal, f"{folder} names this code", code)
     if not yes and not _agreed():
-        raise ConfigError(f"{folder}: found no approval, expected yes; nothing was trusted")
+        raise ConfigError(
+            f"{folder}: found no approval, expected yes, or --yes; nothing was trusted"
+        )
     remember(code)
     terminal.result(
         {"trusted": _plain(code)},

@@ -30,6 +30,7 @@ from ..runs.folder import require_apart
 from ..runs.predictions import LabelRows
 from ..runs.run import BEST_NAME, FINETUNED, RUN_NAME, Run
 from ..runs.saved_backbone import SavedBackbone
+from ..runs.saved_head import own_name
 from ..training.loaded_cache import SharedRows
 from ..training.loop import OnEpoch
 from ..utils.files import sha256_file
@@ -346,7 +347,9 @@ def finetune(
     options, planning = with_keywords(options, keywords)
     new = None
     if head is not None or head_options:
-        new = HeadSpec(head_name(head or "histograph"), head_options or {})
+        run, asked = open_source(source), head or "histograph"
+        name = head_name(asked) if run is None else own_name(run, asked)
+        new = HeadSpec(name, head_options or {})
     backbone = BackboneOptions(
         lr=backbone_lr,
         unfreeze=None if unfreeze is None else tuple(unfreeze),

@@ -33,7 +33,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from ..errors import WorkerError
-from ..heads.registry import head_name, register_head, registered_heads
+from ..heads.registry import head_name, registered_heads
 from ..runs.fits import Fit, FitSpec
 from ..training.loop import OnEpoch, Progress
 from ..utils.machine import keep_memory
@@ -340,10 +340,7 @@ def unpickle_stage(pickled: bytes) -> Stage:
     """Return what :func:`pickle_stage` was given, in another process."""
     heads, stage = pickle.loads(pickled)
     for name, head in heads.items():
-        if isinstance(head, str):
-            head_name(head)
-        else:
-            register_head(name)(head)
+        head_name(head, name)
     found: Stage = stage
     if found.trains_backbone:
         keep_memory()

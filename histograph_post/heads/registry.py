@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -90,10 +90,16 @@ class HeadInfo:
         found: type[Readout] = getattr(import_module(module, __package__), name)
         return found
 
-    @property
+    @cached_property
     def source(self) -> str:
-        """A hash of the code of a readout from a file or an installed package, else empty."""
-        return code_sha256(self.load()) if self.code or self.installed else ""
+        """A hash of the code of a custom readout, whatever named it.
+
+        Empty for a class of a script or notebook that runs, which changes for other reasons.
+        """
+        if isinstance(self.location, str):
+            return ""
+        home, own = (name.partition(".")[0] for name in (self.location.__module__, __name__))
+        return "" if home in ("__main__", own) else code_sha256(self.location)
 
     def options(self) -> dict[str, Any]:
         """Return the options this readout takes and their defaults."""
@@ -223,8 +229,15 @@ def _register(name: str, head: Any, **known: Any) -> str:
     from .base import Readout
 
     if not (isinstance(head, type) and issubclass(head, Readout)):
+        found = known.get("code") or f"{head!r}"
         raise ConfigError(
-            f"head {name!r}: found {head!r}, expected a subclass of histograph_post.heads.Readout"
+            f"head {name!r}: found {found}, expected a subclass of histograph_post.heads.Readout"
+        )
+    if not hasattr(head, "__signature__"):
+        found = "an __init__ and " if head.__init__ is not Readout.__init__ else ""
+        raise ConfigError(
+            f"head {name!r}: found {found}no build, expected build(self, *, OPTION=...), which "
+            "makes the modules in place of __init__"
         )
     if name in HEADS or name in RIVALS:
         raise ConfigError(f"head {name!r}: found a readout of this package, expected another name")
@@ -237,25 +250,28 @@ def _register(name: str, head: Any, **known: Any) -> str:
     return name
 
 
-def head_name(head: str | type[Readout]) -> str:
+def head_name(head: str | type[Readout], called: str | None = None) -> str:
     """Return the name of a readout; one that is given as code is registered under its class's.
 
     Args:
         head: A name; ``file.py:Class`` or ``package.module:Class``, whose class is imported; or a
             class.
+        called: The name to register code under instead.
     """
     if not isinstance(head, str):
         known = [name for name, info in _registered.items() if info.location is head]
-        return known[0] if known else _register(head.__name__, head)
+        return known[0] if known and not called else _register(called or head.__name__, head)
     if ":" not in head:
         if head.endswith(".py"):
-            raise ConfigError(f"head: found {head!r}, expected a class of it, as {_classes(head)}")
+            raise ConfigError(f"head: found {head!r}, expected a class of it{_classes(head)}")
         return head_info(head).name
     place, _, name = head.rpartition(":")
     with imported_place(place, ConfigError) as module:
         if not hasattr(module, name):
-            raise ConfigError(f"{place}: found no {name!r}, expected a readout of that name")
-        return _register(name, getattr(module, name), code=head)
+            raise ConfigError(
+                f"{place}: found no {name!r}, expected a class of it{_classes(place)}"
+            )
+        return _register(called or name, getattr(module, name), code=head)
 
 
 def _classes(file: str) -> str:
@@ -263,9 +279,9 @@ def _classes(file: str) -> str:
     try:
         tree = ast.parse(Path(file).read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
-        return f"{file}:Class"
+        return f", as {file}:Class"
     found = [f"{file}:{node.name}" for node in tree.body if isinstance(node, ast.ClassDef)]
-    return " or ".join(found[:3]) or f"{file}:Class"
+    return f", as {' or '.join(found[:3]) or f'{file}:Class'}"
 
 
 def registered_heads() -> tuple[HeadInfo, ...]:
@@ -316,7 +332,7 @@ def head_info(name: str) -> HeadInfo:
                 f"{f' at {at}' if at else ''}: {one_line(error)}; repair or uninstall it"
             ) from error
         return _registered[name]
-    names = (*HEADS, *RIVALS, *_installed(), *_registered)
+    names = head_names(rivals=True)
     near = get_close_matches(name, names, n=3) or names
     raise ConfigError(
         f"head: found {name!r}, expected a readout such as {', '.join(near[:6])}, "

@@ -17,7 +17,15 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..heads.base import Readout
-from ..heads.registry import RIVALS, HeadInfo, build_head, head_info, head_name
+from ..heads.registry import (
+    RIVALS,
+    HeadInfo,
+    build_head,
+    head_info,
+    head_name,
+    head_names,
+    registered_heads,
+)
 from ..heads.standardize import EachLayerNorm, Standardizer, head_behind
 from ..tasks import TargetScale, Task
 from ..training.batches import HeadInputs, HeadNetwork
@@ -25,7 +33,7 @@ from ..utils.files import load_tensors
 from ..utils.trust import trusted_code
 from .fits import FIT_NAME, read_fit
 from .records import HeadRecord, head_entries, head_record
-from .run import HEAD_CONFIG_NAME, HEAD_NAME, Run, member_prefix
+from .run import HEAD_CONFIG_NAME, HEAD_NAME, Run, member_prefix, split_name
 from .saved_backbone import SavedBackbone
 
 
@@ -179,16 +187,16 @@ class SavedHead:
         if named is not None:
             return head_info(head_name(named))
         folder = self.run.folder
-        if not (spec or self.name.isidentifier()):
+        if not spec:
             raise ConfigError(
-                f"{folder}: found the head {self.name!r}, which a Python program has registered, "
-                "expected that program, or an installed package that provides this name"
+                f"{folder}: found the head {self.name!r}, a class that a Python program used, "
+                "expected you to name it, as in --head FILE.py:CLASS (head= in Python), or an "
+                "installed package that provides this name"
             )
-        example = Path(spec).name or f"my_head.py:{self.name}"
         raise ConfigError(
             f"{folder}: found the head {self.name!r}, which is code that a file names, so it was "
-            f"not run; {problem}expected you to name it, as in --head {example} (head= in Python), "
-            f"or to approve it: histograph trust {folder}"
+            f"not run; {problem}expected you to name it, as in --head {Path(spec).name} (head= in "
+            f"Python), or to approve it: histograph trust {folder}"
         )
 
     def build(self) -> HeadEnsemble:
@@ -284,6 +292,25 @@ def _same(one: torch.nn.Module | None, other: torch.nn.Module | None) -> bool:
 # --- another readout of a run than the one it predicts with: by its name, from its fits
 
 
+def own_name(run: Run, head: str | type[Readout]) -> str:
+    """Return what a run calls a readout; a class is registered by this.
+
+    That is the name of the class, unless the run was trained under one that a program had given it.
+    """
+    if isinstance(head, str) and ":" not in head:
+        return head
+    name, names = head_name(head), {str(Run(run.folder).stored_head["head"])}
+    if run.is_finished:
+        names |= {split_name(each)[0] for each in run.readouts}
+    if name in names:
+        return name
+    known = {info.name: info.location for info in registered_heads()}
+    same = [each for each in names if known.get(each) is known[name]]
+    unknown = [each for each in names if each not in (*head_names(rivals=True), *run.own_heads)]
+    found = same or unknown
+    return head_name(head, found[0]) if len(found) == 1 else name
+
+
 def readout_named(run: Run, head: str | type[Readout]) -> str | None:
     """Return the name of the readout that a user asks for; None for the one it predicts with.
 
@@ -292,7 +319,7 @@ def readout_named(run: Run, head: str | type[Readout]) -> str | None:
         head: Its name, or a readout of the user's own, which is registered by this.
     """
     is_code = not isinstance(head, str) or ":" in head
-    name = head_name(head) if is_code else str(head)
+    name = own_name(run, head)
     stored = Run(run.folder).stored_head["head"]
     if not run.is_finished:
         if name == stored:

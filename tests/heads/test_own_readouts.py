@@ -130,10 +130,10 @@ def test_a_readout_that_sees_other_graphs_of_its_batch_is_refused() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (f"{EXAMPLE}:Median", "found no 'Median', expected a readout"),
-        (f"{EXAMPLE}:torch", "found <module 'torch'.*expected a subclass"),
+        (f"{EXAMPLE}:Median", "found no 'Median', expected a class of it, as .*:MeanAndMax"),
+        (f"{EXAMPLE}:torch", "found .*my_head.py:torch, expected a subclass"),
         ("os:system", "standard library"),
-        ("torch.nn:Linear", "found <class 'torch.nn.*expected a subclass"),
+        ("torch.nn:Linear", "found torch.nn:Linear, expected a subclass"),
         ("histogram", "such as histograph.*or your own as file.py:Class"),
     ],
 )
@@ -195,6 +195,19 @@ def test_options_need_no_star_and_need_not_be_kept() -> None:
     config = head_config("scaled", head)
     assert (config["factor"], config["times"]) == (2.0, 3)
     assert build_head("scaled", **config).sign == 6.0
+
+
+class Made(Readout):
+    """Makes its modules in the wrong method."""
+
+    def __init__(self, in_dims: list[int], out_dim: int, **options: int) -> None:
+        super().__init__(in_dims, out_dim)
+        self.map = torch.nn.Linear(in_dims[-1], out_dim)
+
+
+def test_modules_are_made_in_build() -> None:
+    with pytest.raises(ConfigError, match="'Made': found an __init__ and no build, expected build"):
+        head_name(Made)
 
 
 def test_an_option_that_is_kept_as_something_else_is_saved_as_it_was_given() -> None:

@@ -180,6 +180,54 @@ def test_python_takes_the_class_or_its_registered_name(work: Path, tmp_path: Pat
     )
 
 
+def test_a_run_under_a_registered_name_takes_its_class(work: Path, tmp_path: Path) -> None:
+    file, run = tmp_path / "pooled.py", tmp_path / "run"
+    text = Path(HEAD.partition(":")[0]).read_text()
+    file.write_text(text)
+    registry.head_name(f"{file}:MeanAndMax")
+    given: Any = registry.head_info("MeanAndMax").load()
+    registry._registered.clear()
+    hg.register_head("pooled-twice")(given)
+    hg.train_head(
+        *(work / "demo.cache", run), head="pooled-twice", dim=8, training={"epochs": 2}, seeds=(0,)
+    )
+    out, own = tmp_path / "predictions.csv", ("--head", f"{file}:MeanAndMax")
+    refused = histograph("predict", run, *DEMO, "-o", out, fails=True).stderr
+    assert "as in --head FILE.py:CLASS" in refused
+    assert "trust" not in refused
+    assert "named by --model, --data and --head" in histograph("trust", run).stderr
+    histograph("predict", run, *own, *DEMO, "-o", out)
+    finetune = ("finetune", run, *own, "--epochs", 1, "--seeds", 0, "--jobs", 2, "-q")
+    histograph(*finetune, "-o", tmp_path / "tuned")
+    histograph("predict", tmp_path / "tuned", *own, *DEMO, "-o", tmp_path / "tuned.csv")
+    stranger = ("--head", f"{file}:MeanAndMin")
+    refused = histograph("predict", run, *stranger, *DEMO, "-o", "no", fails=True).stderr
+    assert f"expected a class of it, as {file}:MeanAndMax" in refused
+    file.write_text(f"{text}\nSCALE = 2\n")
+    refused = histograph("predict", run, *own, *DEMO, "-o", "no", fails=True).stderr
+    assert "MeanAndMax: found code" in refused
+
+
+def test_a_decorator_in_the_file_says_which_readout_of_the_run_a_class_is(
+    work: Path, tmp_path: Path
+) -> None:
+    file, out = tmp_path / "two.py", tmp_path / "compared"
+    text = Path(HEAD.partition(":")[0]).read_text()
+    file.write_text(
+        f"{text}\nfrom histograph_post import register_head\n"
+        "register_head('first')(MeanAndMax)\n"
+        "@register_head('second')\nclass Other(MeanAndMax): ...\n"
+    )
+    registry.head_name(f"{file}:Other")
+    quick = {"dim": 8, "training": {"epochs": 1}, "seeds": (0,)}
+    hg.compare(work / "demo.cache", out, heads=["first", "second"], **quick)
+    for name, known in (("Other", "second"), ("MeanAndMax", "first")):
+        registry._registered.clear()
+        file.write_text(f"{file.read_text()}# for {name}: a new file is run again\n")
+        own = hg.Run.open(out).with_head(f"{file}:{name}")
+        assert own.head == known
+
+
 GATED = '''
 import torch
 from histograph_post.heads import Readout
