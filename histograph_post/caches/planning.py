@@ -25,6 +25,7 @@ from ..capture.edge_blocks import MOST_EDGES, edges_at_once, edges_in_blocks
 from ..data import GraphDataset, from_graphs
 from ..data.batching import batch_of, budget_batches, to_device
 from ..data.spec import OnProgress
+from ..errors import ModelError
 from ..models import prediction
 from ..models.checkpoints import weights_sha256
 from ..models.model_call import RECEIVED_COLUMNS, received
@@ -188,6 +189,12 @@ class CachePlan:
         return prediction(output, rows=rows, key=self.options.output_key)
 
 
+def _require_module(model: object) -> None:
+    """Refuse what is no model, such as the name of a built-in one."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model: found {type(model).__name__}, expected a torch.nn.Module")
+
+
 def plan_cache(
     model: nn.Module,
     dataset: GraphDataset,
@@ -214,6 +221,7 @@ def plan_cache(
     """
     options = options or CacheOptions()
     where = resolve_device(device)
+    _require_module(model)
     model = model.to(where).eval()
     given, source = dataset, dataset.source
     # The plan of a long table follows from its text and a sample: jobs that read other rows agree.

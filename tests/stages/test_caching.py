@@ -16,7 +16,13 @@ from torch_geometric.nn import GCNConv, global_mean_pool
 from histograph_post.caches.caching import cache, write_cache
 from histograph_post.caches.planning import plan_cache
 from histograph_post.data import GraphDataset, from_graphs, load_data
-from histograph_post.errors import CacheError, CaptureError, ConfigError, OutputExistsError
+from histograph_post.errors import (
+    CacheError,
+    CaptureError,
+    ConfigError,
+    ModelError,
+    OutputExistsError,
+)
 from histograph_post.models.checkpoints import weights_sha256
 from histograph_post.splits import resolve_splits
 
@@ -333,6 +339,11 @@ def test_another_output_is_another_cache(dataset: GraphDataset, tmp_path: Path) 
 def test_output_that_is_not_finite_names_the_graph(dataset: GraphDataset, tmp_path: Path) -> None:
     with pytest.raises(CacheError, match="graph '0': found an output of the model that is not"):
         cache(Outputs(broken=True), dataset, tmp_path / "a")
+
+
+def test_what_is_no_model_is_refused(dataset: GraphDataset, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"model: found str, expected a torch\.nn\.Module"):
+        cache("gin", dataset, tmp_path / "a")
 
 
 def test_model_that_changes_its_buffers_is_refused(dataset: GraphDataset, tmp_path: Path) -> None:
