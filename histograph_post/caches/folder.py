@@ -91,16 +91,24 @@ def _found(
                 "choose another -o, or --overwrite"
             )
         refuse_other_code(plan, folder)
-        names = [shard_name(shard.index) for shard in found.manifest.shards]
-        if all((folder / name).exists() for name in names):
+        if all(_is_whole(folder, shard) for shard in found.manifest.shards):
             remove_records(folder)  # left by a job that was killed at the very end
             return found
-        withdraw_manifest(folder, found.manifest)  # no longer complete: fill the gaps
+        withdraw_manifest(folder, found.manifest)  # no longer complete: write what is damaged
     refuse_other_code(plan, folder)
     shards = [find_shard(plan, folder, index, on_note) for index in range(len(plan.shards))]
     if not any(shards):
         refuse_foreign_files(folder, written)
     return shards
+
+
+def _is_whole(folder: Path, shard: ShardInfo) -> bool:
+    """Whether the file of a shard is there, with all of its bytes."""
+    try:
+        with open_regular(folder / shard_name(shard.index)) as file:
+            return os.fstat(file.fileno()).st_size == shard.num_bytes
+    except CacheError:
+        return False
 
 
 def _has_splits(plan: CachePlan, found: Cache) -> bool:

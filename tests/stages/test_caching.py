@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -302,13 +304,14 @@ def test_jobs_that_overwrite_complete_the_cache(dataset: GraphDataset, tmp_path:
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def test_missing_shard_of_a_complete_cache_is_written_again(
-    dataset: GraphDataset, tmp_path: Path
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: os.truncate(path, 100)])
+def test_missing_or_cut_shard_of_a_complete_cache_is_written_again(
+    dataset: GraphDataset, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     small = {"shard_bytes": 20_000}
     cache(make_model(), dataset, tmp_path / "a", **small)
     whole = contents(tmp_path / "a")
-    (tmp_path / "a" / "shard-00001.h5").unlink()
+    damage(tmp_path / "a" / "shard-00001.h5")
     cache(make_model(), dataset, tmp_path / "a", **small)
     assert contents(tmp_path / "a") == whole
 
