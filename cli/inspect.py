@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from histograph_post.errors import NotFoundError
 from histograph_post.utils.text import file_size, plural
 
 from . import options as opt
@@ -67,6 +68,8 @@ def inspect(
     """
     from histograph_post.models.spec import weights_in
 
+    if not path.exists():
+        raise NotFoundError(f"{path}: found nothing, expected a checkpoint, a cache or a run")
     if path.is_dir() and weights_in(path) is None:
         _inspect_folder(terminal, path)
         return

@@ -189,10 +189,9 @@ class Run:
 
     @cached_property
     def stored_head(self) -> Mapping[str, Any]:
-        """``head.json``: the chosen head, its members, and its backbone.
-
-        For another readout, the same from its fits.
-        """
+        """``head.json``: the chosen head, its members and backbone; or those of another readout."""
+        if self.is_finished and not os.path.lexists(self.folder / HEAD_CONFIG_NAME):
+            self.require_readouts()
         stored = self._read(HEAD_CONFIG_NAME, check_head)
         if self.readout is None:
             return stored
@@ -232,10 +231,11 @@ class Run:
         return "compare" if several else "train-head"
 
     def require_readouts(self) -> Run:
-        """Return this run, refusing one whose results are not those of trained readouts."""
+        """Return this run, refusing backbones that were pretrained with their own readout."""
         if "readouts" not in self.results:
             raise ConfigError(
-                f"{self.folder / RESULTS_NAME}: found no readouts, expected the results of a run"
+                f"{self.folder}: found backbones without a head, expected a run with one; go on "
+                f"with `histograph cache {self.folder} -o CACHES`"
             )
         return self
 
@@ -250,7 +250,7 @@ class Run:
     @property
     def head(self) -> str:
         """The readout that the run predicts with, as tables and results name it."""
-        return self.readout or str(self.results["head"])
+        return self.readout or str(self.require_readouts().results["head"])
 
     def with_head(self, head: str | type[Readout] | None) -> Run:
         """Return this run with another of its readouts, with which it then predicts.
@@ -270,12 +270,12 @@ class Run:
         """What to do, in a sentence: use the head, keep your own readout, or undecided."""
         from .verdict import verdict_of
 
-        return verdict_of(self.results, self.readout)
+        return verdict_of(self.require_readouts().results, self.readout)
 
     @property
     def readouts(self) -> list[str]:
         """Every readout that was trained, in the order of the run."""
-        return list(dict.fromkeys(fit["head"] for fit in self.results["fits"]))
+        return list(dict.fromkeys(fit["head"] for fit in self.require_readouts().results["fits"]))
 
     @property
     def chosen(self) -> Key:
@@ -303,9 +303,8 @@ class Run:
         """
         from .summary import fit_rows, readout_rows
 
-        if fits:
-            return data_frame(fit_rows(self))
-        return data_frame(readout_rows(self), "readout")
+        run = self.require_readouts()
+        return data_frame(fit_rows(run)) if fits else data_frame(readout_rows(run), "readout")
 
     def __repr__(self) -> str:
         if not self.is_finished or "readouts" not in self.results:

@@ -48,6 +48,12 @@ def test_run_says_what_it_is(folder: Path) -> None:
         assert words in done.stdout, words
 
 
+def test_what_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
+    done = histograph("inspect", tmp_path / "none")
+    expected = f"error: {tmp_path}/none: found nothing, expected a checkpoint, a cache or a run\n"
+    assert (done.exit_code, done.stderr) == (1, expected)
+
+
 def test_json_has_the_scores_and_the_command_that_repeats_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

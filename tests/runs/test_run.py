@@ -93,5 +93,11 @@ def test_what_is_no_finished_run_is_refused(tmp_path: Path) -> None:
     named = '"metric": "accuracy", "model": "gin", "data": "demo:"'
     (tmp_path / "results.json").write_text(f'{{"task": {{}}, {named}, "folds": []}}')
     assert hg.Run.open(tmp_path).results["folds"] == []  # a backbone alone has no head
-    with pytest.raises(ConfigError, match="found no readouts, expected the results"):
-        hg.report(tmp_path)
+    for use in (
+        hg.report,
+        hg.load,
+        lambda run: hg.Run.open(run).verdict,
+        lambda run: hg.Run.open(run).head,
+    ):
+        with pytest.raises(ConfigError, match="found backbones without a head, expected"):
+            use(tmp_path)
