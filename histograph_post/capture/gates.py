@@ -15,6 +15,8 @@ class Gates:
         self.made = layers.made
         #: Layers that only weigh the nodes for the readout, as bits: a graph convolution may score.
         self.scoring = 0
+        #: What was found to weigh the nodes by several numbers each, as values.
+        self.weights: set[int] = set()
 
     def without(self, end: int) -> tuple[int, bool]:
         """Return what a readout weighs, or takes powers of, before it reduces the rows.
@@ -23,8 +25,11 @@ class Gates:
         """
         given = [value for layer in self.layers.frontier(end) for value in layer.candidates]
         if not any(self._raised(value) is not None for value in given):
-            while (value := self._raised(end)) is not None:
-                end = value
+            raised = end
+            while (value := self._raised(raised)) is not None:
+                raised = value
+            if raised != end:
+                end = self.unweighted(raised)  # by a temperature
         if any(self._behind(value) is not None for value in given):
             return end, False  # gates between the layers belong to the layers
         gated = self._behind(end)
@@ -48,13 +53,13 @@ class Gates:
         if call is None or self.layers.inside(call.time):
             return None
         given = [each for each in call.inputs if self.layers.same_rows(each, value)]
-        squares = call.name in MULTIPLYING and len({*map(self._unshaped, call.inputs)}) == 1
+        squares = call.name in MULTIPLYING and len({*map(self.unshaped, call.inputs)}) == 1
         if given and (call.name in RAISING or squares):
-            return self._unshaped(given[0])
-        before = self._unshaped(value)
+            return self.unshaped(given[0])
+        before = self.unshaped(value)
         return None if before == value or self._raised(before) is None else before
 
-    def _unshaped(self, value: int) -> int:
+    def unshaped(self, value: int) -> int:
         """Return a value before its shape was changed, or small numbers were clamped."""
         call = self.trace.producer.get(value)
         while (
@@ -70,19 +75,18 @@ class Gates:
 
     def _behind(self, value: int) -> int | None:
         """Return what is weighed, by one number per node or by several."""
-        for product in (value, self._unshaped(value)):
+        for product in (value, self.unshaped(value)):
             if self.layers.width(product) != self.layers.width(value):
                 continue  # a part was cut out
-            gated = self._gated(product)
-            if gated is None:
-                gated = self._outer(product)
+            found = (self._gated(product), self._outer(product), self._by_channel(product))
+            gated = next((value for value in found if value is not None), None)
             if gated is not None:
                 return self._same_width(gated) if product != value else gated
         return None
 
     def _same_width(self, value: int) -> int:
         """Return a value before its shape was changed, if it has all of it."""
-        state = self._unshaped(value)
+        state = self.unshaped(value)
         return state if self.layers.width(state) == self.layers.width(value) else value
 
     def _gated(self, value: int, *, numbers: bool = False) -> int | None:
@@ -128,7 +132,28 @@ class Gates:
                 and not self._squashed(gated, beside=gate)
                 and self._is_gate(gate, beside=gated)
             ):
+                self.weights.add(self.unshaped(gate))
                 return self._same_width(gated)
+        return None
+
+    def _by_channel(self, product: int) -> int | None:
+        """Return ``x`` if the rows are ``x`` times a softmax over the nodes, channel by channel."""
+        call = self.trace.producer.get(product)
+        if call is None or call.name not in MULTIPLYING or len(call.inputs) != 2:
+            return None
+        for gate, gated in (call.inputs, call.inputs[::-1]):
+            wide = self.layers.width(gate) == self.layers.width(gated) > 1
+            # The sum by which a softmax divides: of what was squashed in the rows of the nodes.
+            if wide and any(
+                self.layers.leads_to(step, gate)
+                and not any(map(self.layers.has_node_rows, step.outputs))
+                and any(
+                    self.layers.same_rows(each, product) and self._squashed(each, beside=gated)
+                    for each in step.inputs
+                )
+                for step in self.layers.steps
+            ):
+                return gated
         return None
 
     def _squashed(self, gate: int, *, beside: int) -> bool:

@@ -144,12 +144,12 @@ class _Readout:
             for value in layer.candidates
         }
         kept = [each for each in last.values() if self._frontier(each.value) not in taken_up]
-        # A score per node is no activation if there is anything else of the same layers.
-        wide = {self._frontier(each.value) for each in kept if self.layers.width(each.value) > 1}
+        # Scores per node are no activation if there is anything else of the same layers.
+        other = {self._frontier(each.value) for each in kept if not self._is_score(each.value)}
         kept = [
             each
             for each in kept
-            if self.layers.width(each.value) > 1 or self._frontier(each.value) not in wide
+            if not self._is_score(each.value) or self._frontier(each.value) not in other
         ]
         if not kept:
             label = self.layers.layers[-1].call.label
@@ -158,6 +158,9 @@ class _Readout:
                 "name the layers to capture with --layers"
             )
         return sorted(kept, key=lambda each: each.value)
+
+    def _is_score(self, value: int) -> bool:
+        return self.layers.width(value) == 1 or self.gates.unshaped(value) in self.gates.weights
 
     def _frontier(self, value: int) -> int:
         return sum(1 << layer.number for layer in self.layers.frontier(value))

@@ -295,7 +295,7 @@ class BesideTheGraph(TwoLayers):
         return self.out(torch.cat([x, global_max_pool(x, batch)[batch]], dim=1))
 
 
-# The exponential is the pool's own, as in a mean of powers.
+# The exponential and its temperature are the pool's own, as in a mean of powers.
 @entry("soft bins of each channel, pooled", AFTER, readings=("distances", "bins"))
 class SoftBins(TwoLayers):
     def __init__(self):
@@ -304,8 +304,8 @@ class SoftBins(TwoLayers):
 
     def forward(self, x, edge_index, batch):
         x = self.encode(x, edge_index)
-        distances = -((x.unsqueeze(2) - self.centres) ** 2) / 0.1  # [num_nodes, width, 4]
-        bins = keep(keep(distances, "distances").exp().flatten(1), "bins")
+        distances = -((x.unsqueeze(2) - self.centres) ** 2)  # [num_nodes, width, 4]
+        bins = keep((keep(distances, "distances") / 0.1).exp().flatten(1), "bins")
         return self.out(global_add_pool(bins, batch))
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch_geometric.nn import GCNConv, SAGEConv, global_add_pool, global_mean_pool
-from torch_geometric.utils import softmax
+from torch_geometric.utils import scatter, softmax
 
 from .branches import mlp
 from .graphs import FEATURES, WIDTH
@@ -24,7 +24,7 @@ class Pooled(nn.Module):
         self.convs = nn.ModuleList(GCNConv(WIDTH, WIDTH) for _ in range(3))
         self.readout, self.head = readout, nn.Linear(width, 2)
         for name, module in modules.items():
-            self.add_module(name, module)
+            setattr(self, name, module if isinstance(module, nn.Module) else nn.Parameter(module))
 
     def forward(self, x, z, edge_index, batch):
         x = keep(self.embed(x))
@@ -78,6 +78,21 @@ def split_heads(self, x, z, batch):
     return global_add_pool(weighed.reshape(len(x), WIDTH), batch)
 
 
+def clusters_shared_out(self, x, z, batch):
+    """Means of the clusters: the weights are added up, too."""
+    soft = self.assign(x).softmax(-1)
+    sums = scatter(soft.unsqueeze(-1) * x.unsqueeze(1), batch)  # [num_graphs, clusters, width]
+    return (sums / scatter(soft, batch).unsqueeze(-1)).flatten(1)
+
+
+def softmax_by_channel(self, x, z, batch):
+    return global_add_pool(x * softmax(x, batch), batch)
+
+
+def with_temperature(self, x, z, batch):
+    return global_add_pool((self.temperature * x).exp(), batch).log() / self.temperature
+
+
 def own_norm(self, x, z, batch):
     return global_mean_pool(keep(self.norm(x)), batch)
 
@@ -89,10 +104,17 @@ add("pool: mean of powers", POOLS, lambda: Pooled(powers))
 add(
     "pool: exp and log", POOLS, lambda: Pooled(lambda s, x, z, b: global_add_pool(x.exp(), b).log())
 )
+add("pool: a softmax over the nodes of each channel", POOLS, lambda: Pooled(softmax_by_channel))
+add(
+    "pool: exp and log with a temperature",
+    POOLS,
+    lambda: Pooled(with_temperature, temperature=torch.tensor(1.5)),
+)
 for name, (readout, number, width) in {
     "soft clusters": (clusters, 3, 3 * WIDTH),
     "heads of attention by einsum": (heads, 3, 3 * WIDTH),
     "soft clusters by bmm": (outer_by_bmm, 3, 3 * WIDTH),
+    "means of soft clusters": (clusters_shared_out, 3, 3 * WIDTH),
     "heads of parts of the channels": (split_heads, 2, WIDTH),
 }.items():
     add(
