@@ -133,7 +133,7 @@ def register(
             terminal.detail(f"histograph-post {__version__}, Python {platform.python_version()}")
             for name, value in options.items():
                 terminal.detail(f"  {name.replace('_', '-')} = {value}")
-            if is_default:
+            if is_default and not own.get("dry_run"):
                 terminal.note(f"writing to {own['out']} (-o chooses another place)")
             if trains or runs_models:
                 terminal.load_torch()

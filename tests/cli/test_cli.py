@@ -78,6 +78,8 @@ def test_dry_run_writes_nothing_and_tells_the_bytes(checkpoint: Path, tmp_path: 
         histograph(*cache_arguments(checkpoint, out, "--dry-run", "--json")).stdout
     )
     assert not out.exists()
+    words = ("--model", "gin", "--checkpoint", checkpoint, "--data", "demo:", "--dry-run")
+    assert "writing to" not in histograph("cache", *words).stderr
     assert planned["bytes"] == planned["num_nodes"] * 3 * 8 * 4
     assert planned["seconds"] > 0
 
