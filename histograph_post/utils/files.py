@@ -332,8 +332,9 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 def refuse_url(path: str | Path) -> None:
     """Refuse a URL, for which a local folder called ``s3:`` would be created."""
     if _URL.match(str(path)) and not os.path.exists(path):
+        typed = re.sub(":/(?!/)", "://", str(path), count=1)
         raise ConfigError(
-            f"{path}: found a URL, expected a local file or folder; copy it (aws s3 cp, gcloud "
+            f"{typed}: found a URL, expected a local file or folder; copy it (aws s3 cp, gcloud "
             "storage cp, hf download) or mount it (only data may be a URL: --data smiles:URL)"
         )
 

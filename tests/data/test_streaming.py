@@ -237,7 +237,7 @@ def test_a_table_at_a_url_is_downloaded(table: Path) -> None:
 def test_a_url_to_write_to_is_refused_in_one_line(table: Path, tmp_path: Path) -> None:
     result = histograph("verify", "s3://bucket/a.cache")
     assert result.exit_code == 1
-    assert "found a URL, expected a local file or folder" in result.output
+    assert "s3://bucket/a.cache: found a URL, expected a local file or folder" in result.output
     assert not Path("s3:").exists()
 
 

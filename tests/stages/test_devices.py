@@ -162,6 +162,7 @@ def test_every_command_runs_on_a_device(
         ("tune", made, *trials, *quick, "-o", tmp_path / "tuned"),
         ("finetune", run, *quick, "--seeds", 0, "-o", tmp_path / "finetuned"),
         ("predict", run, *demo, "-o", tmp_path / "predictions.csv"),
+        ("embed", run, *demo, "-o", tmp_path / "vectors.npz"),
         ("pretrain", *gin, *demo, *quick, "-o", tmp_path / "pretrained"),
         ("export", run, "-o", tmp_path / "head.pt2"),
         ("report", run, "-o", tmp_path / "report.html"),
