@@ -33,7 +33,15 @@ from .benchmarks import partial_folder, user_cache
 from .dataset import GraphDataset, as_links
 from .labels import attach_labels, label_tensor
 from .molecules import MOLECULE_ENCODINGS, encode, read_molecules
-from .spec import LEVEL_ARGS, MOLECULE_SOURCES, Reading, as_choice, check_names, level_options
+from .spec import (
+    LEVEL_ARGS,
+    MOLECULE_SOURCES,
+    STREAM_ARGS,
+    Reading,
+    as_choice,
+    check_names,
+    level_options,
+)
 from .tables import read_table, row_ids
 
 _FIRST_FILE = Path("raw", "edge.csv.gz")
@@ -85,10 +93,10 @@ def load_moleculenet(
     """Load a set of MoleculeNet with the targets that PyG gives it.
 
     It is read from ``root``; without one from the user's cache folder, to which it is downloaded
-    once. ``args``: ``mol_features``, see :func:`.molecules.load_smiles`.
+    once. ``args``: ``mol_features`` and ``stream``, see :func:`.molecules.load_smiles`.
     """
     spec = f"moleculenet:{name}"
-    check_names(args, ("mol_features", *LEVEL_ARGS), spec=spec)
+    check_names(args, ("mol_features", *STREAM_ARGS, *LEVEL_ARGS), spec=spec)
     if name.lower() not in MoleculeNet.names:
         known = ", ".join(entry[0] for entry in MoleculeNet.names.values())
         raise DataError(f"{spec}: no set of MoleculeNet, expected one of {known}")

@@ -11,6 +11,7 @@ import torch
 from torch_geometric.data import Data
 
 from histograph_post.data import DataSpec, from_graphs, load_data
+from histograph_post.data.spec import Reading
 from histograph_post.errors import DataError
 from histograph_post.splits import resolve_splits
 
@@ -61,6 +62,21 @@ def test_moleculenet_is_read_as_pyg_reads_it(tmp_path: Path) -> None:
         assert torch.equal(ours.edge_attr, graph.edge_attr)
     again = load_data("moleculenet:bbbp", root=root, args={"mol_features": "ogb"})
     assert again.graphs[0].x.shape == (13, 9)
+
+
+def test_jobs_read_a_set_of_moleculenet_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("histograph_post.data.streaming.BLOCK_ROWS", 3)
+    root, how = write_bbbp(tmp_path), Reading(workers=0, sampled=True)
+    sample = load_data("moleculenet:BBBP", root=root, args={"stream": True}, reading=how)
+    assert sample.source is not None
+    part, whole = sample.source.read([range(4, 5)]), load_data("moleculenet:BBBP", root=root)
+    assert part.rows is not None
+    assert part.rows.tolist() == [3, 4, 5]  # the block of row 4
+    assert list(part.ids) == list(whole.ids[3:6])
+    assert part.labels().tolist() == whole.labels()[3:6].tolist()
+    assert all(map(torch.equal, *([graph.x for graph in each] for each in (part, whole[3:6]))))
 
 
 def test_sets_of_moleculenet_with_several_targets(shared_data: Path, tmp_path: Path) -> None:
