@@ -110,8 +110,9 @@ _HEAD_SPACE: Space = {
 
 
 def default_space(head: str, training: TrainingOptions) -> dict[str, Range | Values]:
-    """Return the default search space; a weight decay of 0 stays 0."""
-    options, decay = head_info(head).options(), training.weight_decay
+    """Return the default search space; a weight decay of 0 stays 0, and the paper's form too."""
+    info, decay = head_info(head), training.weight_decay
+    options = info.options().keys() - info.defaults.keys()
     return {
         "lr": Range(training.lr / 10, training.lr * 10, log=True),
         **({"weight_decay": Range(decay / 100, decay * 100, log=True)} if decay / 100 else {}),

@@ -50,6 +50,7 @@ class HeadInfo:
         needs_edge_index: Whether it needs the edges of the graphs.
         warm_starts: Whether it can start at the checkpoint's own predictions.
         preset: Options of the class that this name stands for.
+        defaults: Options whose default is another one than that of the class.
         simple: Whether it is a fixed pooling and a classifier: what a head has to beat.
         lr: The learning rate that suits it on data of many graphs, by validation scores on frozen
             molecule networks: a few linear maps need larger steps than attention does.
@@ -64,6 +65,7 @@ class HeadInfo:
     needs_edge_index: bool = False
     warm_starts: bool = False
     preset: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     simple: bool = False
     lr: float = 1e-3
     code: str | None = None
@@ -105,20 +107,18 @@ class HeadInfo:
         """Return the options this readout takes and their defaults."""
         given = ("in_dims", "out_dim", "level", *self.preset)  # by build_head itself
         declared = inspect.signature(self.load()).parameters
-        return {name: option.default for name, option in declared.items() if name not in given}
+        options = {name: option.default for name, option in declared.items() if name not in given}
+        return {**options, **self.defaults}
 
 
-#: The options that turn HistoGraph into the paper's own form.
-PAPER_FORM: Mapping[str, Any] = MappingProxyType(
-    {
-        "normalization": "signed",
-        "layer_heads": 1,
-        "mix": "last",
-        "probe": 0.0,
-        "residual": False,
-        "output_norm": False,
-    }
+#: Of the paper's own form: what the paper itself tunes or leaves out to see what it is worth.
+_PAPER_DEFAULTS = MappingProxyType({"normalization": "signed", "residual": False})
+#: The rest: without what this package has added.
+_PAPER_PRESET = MappingProxyType(
+    {"layer_heads": 1, "mix": "last", "probe": 0.0, "output_norm": False}
 )
+#: The options that turn HistoGraph into the paper's own form.
+PAPER_FORM: Mapping[str, Any] = MappingProxyType({**_PAPER_DEFAULTS, **_PAPER_PRESET})
 
 
 def _variants(location: str, option: str, **shared: Any) -> Callable[..., HeadInfo]:
@@ -143,7 +143,12 @@ _covariance = _variants(".set_pooling:DKEPool", "robust")
 
 _HEADS = (
     _histograph("histograph", "attention over the history of layers, then over the nodes"),
-    _histograph("histograph-paper", "HistoGraph in the paper's own form", preset=PAPER_FORM),
+    _histograph(
+        "histograph-paper",
+        "HistoGraph in the paper's own form",
+        preset=_PAPER_PRESET,
+        defaults=_PAPER_DEFAULTS,
+    ),
     _last_layer("mean", "mean over the nodes of the last layer", "mean", lr=1e-2),
     _last_layer("sum", "sum over the nodes of the last layer", "sum"),
     _last_layer("max", "maximum over the nodes of the last layer", "max", lr=1e-2),
@@ -364,7 +369,8 @@ def build_head(
             f"head {name!r}: found level {level!r}, expected {' or '.join(info.levels)}"
         )
     readout, options = info.load(), checked_options(info, options)
-    build = partial(readout, in_dims, out_dim, level=level, **info.preset, **options)
+    options = {**info.preset, **info.defaults, **options}
+    build = partial(readout, in_dims, out_dim, level=level, **options)
     with own_code(readout):
         require_memory(f"head {name!r}", options.values(), build, bytes_per_weight=16)
         head = build()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from histograph_post.errors import ConfigError, DataError
 from histograph_post.heads import HEADS, build_head, head_config, head_info, head_names
+from histograph_post.heads.histograph import PAPER_FORM, HistoGraphHead
 
 #: A large graph, one-node graphs, a graph without edges, and small ones; (size, has edges).
 GRAPHS = ((5, True), (1, False), (23, True), (4, False), (3, True), (1, False), (9, True))
@@ -107,6 +108,18 @@ def test_the_rivals_of_the_paper_are_all_there():
 def test_a_wrong_request_is_refused(call, message):
     with pytest.raises(ConfigError, match=message):
         call()
+
+
+def test_the_papers_form_takes_what_the_paper_tunes_and_leaves_out():
+    given = {"dim": 8, "normalization": "softmax", "residual": True}
+    made = build_head("histograph-paper", [8, 8], 2, **given)
+    assert made.options == HistoGraphHead([8, 8], 2, **{**PAPER_FORM, **given}).options
+    stored = head_config("histograph-paper", made)
+    assert build_head("histograph-paper", **stored).options == made.options
+    # Runs of before have neither option.
+    before = {name: stored[name] for name in stored.keys() - {"normalization", "residual"}}
+    plain = HistoGraphHead([8, 8], 2, dim=8, **PAPER_FORM)
+    assert build_head("histograph-paper", **before).options == plain.options
 
 
 # --- what all readouts have in common -------------------------------------------------------
