@@ -75,6 +75,8 @@ def inspect(
         return
     if (model is None) != (data is None):
         raise typer.BadParameter("give --model and --data together, or neither")
+    if not path.exists():
+        raise NotFoundError(f"{path}: found no file or folder, expected a checkpoint, cache or run")
     if model is None or data is None:
         _inspect_checkpoint(terminal, path, state=state, trust=trust_checkpoint)
         return

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from histograph_post.heads.registry import HEADS, RIVALS
+from histograph_post.heads.registry import HEADS, head_names
 from histograph_post.utils.specifications import BUILT_IN_MODELS, PUBLIC_MODELS
 
 #: Headings of options in a command's help.
@@ -33,13 +33,13 @@ _DATA = (
 
 def complete_heads(incomplete: str) -> list[str]:
     """Return readouts by name."""
-    return _beginning(HEADS, incomplete)
+    return _beginning(head_names(), incomplete)
 
 
 def complete_several_heads(incomplete: str) -> list[str]:
     """Return readouts behind those that a list has already."""
     before, comma, last = incomplete.rpartition(",")
-    names = [*HEADS, *RIVALS] if comma else ["all", *HEADS, *RIVALS]
+    names = [*([] if comma else ["all"]), *head_names(rivals=True)]
     return [f"{before}{comma}{name}" for name in _beginning(names, last)]
 
 
@@ -224,7 +224,8 @@ HeadOption = Annotated[
         "--head",
         metavar="NAME|SPEC",
         autocompletion=complete_heads,
-        help=f"The readout to train: {', '.join(HEADS)}; or your own, as file.py:Class.",
+        help=f"The readout to train: {', '.join(HEADS)}; one of an installed package, by its "
+        "name; or your own, as file.py:Class.",
     ),
 ]
 HeadArgsOption = Annotated[

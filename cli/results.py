@@ -34,9 +34,9 @@ def show_results(
 ) -> None:
     """Print every readout, its test score and what it gained, then the verdict.
 
-    Where there are several seeds, scores and differences are those of their averages; the mean and
-    deviation of single seeds stand beside them. A ranking has validation scores instead. What a
-    readout costs is shown with ``--verbose``; the report and ``--json`` have everything.
+    Where there are several seeds, scores and differences are those of their averages. The mean and
+    deviation of single seeds and what a readout costs are shown with ``--verbose``; the report and
+    ``--json`` have everything.
 
     Args:
         seconds: Seconds per epoch of each readout; empty if they are not asked for.
@@ -52,7 +52,7 @@ def show_results(
     baseline = next((other["baseline"] for other in others if other is not None), None)
     has_own = any(row["versus_own"] is not None for row in readouts.values())
     versus, against = ("versus_own", "own") if has_own else ("versus_baseline", baseline)
-    costs = terminal.verbose and not ranked
+    more = terminal.verbose and not ranked
     rows, place = [], 0
     names = ranked_names(results) if ranked else list(readouts)
     for name in names:
@@ -65,17 +65,17 @@ def show_results(
             [
                 *([place if name != OWN else "-"] if ranked else []),
                 _label(name, row),
-                *(["-" if valid is None else f"{valid['mean']:.4f}"] if ranked else []),
+                "-" if valid is None else f"{valid['mean']:.4f}",
                 _spread(reported(row)["test"]),
-                *([singles] if averaged and not ranked else []),
                 "-" if found is None else difference(found),
-                *([row["num_parameters"] or "-", time] if costs else []),
+                *([singles] if averaged and more else []),
+                *([row["num_parameters"] or "-", time] if more else []),
             ]
         )
-    columns = ["", "readout", "validation", "test"] if ranked else ["readout", "test"]
-    columns += ["single seeds"] if averaged and not ranked else []
+    columns = [*([""] if ranked else []), "readout", "validation", "test"]
     columns += [f"test, against {against or 'own'}"]
-    columns += ["parameters", "s/epoch"] if costs else []
+    columns += ["single seeds"] if averaged and more else []
+    columns += ["parameters", "s/epoch"] if more else []
     lower = "" if results["higher_is_better"] else "; lower is better"
     title = (
         f"Readouts by validation: {results['metric']}" if ranked else f"Test {results['metric']}"

@@ -7,6 +7,7 @@ caller would look for.
 
 from __future__ import annotations
 
+import os
 import re
 import traceback
 from pathlib import Path
@@ -121,14 +122,14 @@ def one_line(error: BaseException) -> str:
 def raised_at(error: BaseException, file: str | None = None) -> str:
     """Return ``file.py:LINE`` of the user's line that raised an error, or of the line in ``file``.
 
-    Lines of installed packages and of this one would not tell users what to fix. Empty if there
-    are no others.
+    Lines of Python's library, of installed packages and of this one would not tell users what to
+    fix. Empty if there are no others.
     """
-    package = Path(__file__).parent
+    others = (Path(__file__).parent, Path(os.__file__).parent)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         installed = {"site-packages", "dist-packages"} & set(path.parts)
-        own = path.is_file() and not installed and not path.is_relative_to(package)
+        own = path.is_file() and not installed and not any(map(path.is_relative_to, others))
         if own if file is None else frame.filename == file:
             return f"{path.name}:{frame.lineno}"
     # Python replaces a StopIteration that leaves a generator.

@@ -22,7 +22,7 @@ from torch_geometric.data import Batch, Data
 from ..caches import Cache
 from ..data import GraphDataset
 from ..data.batching import probe_graphs
-from ..errors import CacheError, ConfigError
+from ..errors import CacheError, ConfigError, NotFoundError
 from ..heads.base import Readout
 from ..heads.registry import build_head, head_name
 from ..runs.fits import HEAD_NAME, Fit, FitSpec, load_fit, named
@@ -55,6 +55,8 @@ def open_source(source: str | Path | Run | Cache) -> Run | None:
     if isinstance(source, Cache):
         return None
     folder = source.folder if isinstance(source, Run) else Path(source)
+    if not folder.is_dir():
+        raise NotFoundError(f"{folder}: found no folder, expected a run, a cache or several caches")
     if not (folder / RUN_NAME).is_file():
         return None
     run = Run.of(source)

@@ -209,7 +209,7 @@ def plan_experiment(
 ) -> Experiment:
     """Read a cache (or a folder of per-fold caches) and plan what is trained on it.
 
-    Wrong options are refused here, before anything is trained or written.
+    Wrong options and readouts that fail are refused here, before anything is trained or written.
 
     Args:
         rivals: Whether some of the readouts may be rivals, which are compared only.
@@ -259,10 +259,24 @@ def plan_experiment(
         warm_start=options.warm_start,
         calibrate=options.calibrate,
     )
-    experiment.build_heads()
+    _try_own(experiment)
     if options.warm_start:
         own_classifier(folds[0].loaded, task, folds[0].split.train, standardize=False)
     return experiment
+
+
+def _try_own(experiment: Experiment) -> None:
+    """Build all readouts, and run the user's own on two graphs: what fails there is refused."""
+    cache = experiment.caches[0]
+    for spec, head in zip(experiment.heads, experiment.build_heads(), strict=True):
+        if isinstance(head_info(spec.name).location, str):
+            continue
+        found = cache.gather(range(min(2, len(cache))), edges=head.needs_edge_index)
+        sizes = found.ptr.diff()  # [num_graphs]
+        batch = torch.arange(len(sizes)).repeat_interleave(sizes)  # [num_nodes]
+        with own_code(head), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            given = {"num_graphs": len(sizes), "edge_index": found.edge_index}
+            head.eval()(found.history, batch, **given)
 
 
 def train_head(

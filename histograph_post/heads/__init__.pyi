@@ -1,3 +1,4 @@
+from .base import Explanation as Explanation
 from .base import History as History
 from .base import Readout as Readout
 from .histograph import HistoGraphHead as HistoGraphHead

@@ -162,8 +162,8 @@ def require_separate_graphs(head: Readout) -> None:
     """Refuse a custom readout whose output for a graph depends on the graphs beside it.
 
     Nothing else would show it: such a readout trains, and its scores depend on the batches. It is
-    tried on two small random graphs, alone and side by side; where it raises, on graphs so small,
-    nothing is said.
+    tried on two small random graphs, alone and side by side; where it raises on those, nothing is
+    said: it may need larger ones, and before training it is tried on the user's own.
     """
     import torch
 
@@ -186,7 +186,7 @@ def require_separate_graphs(head: Readout) -> None:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             head.eval()
             together, alone = outputs(*graphs), torch.cat([outputs(graph) for graph in graphs])
-    except Exception:  # of whatever kind: on the user's own data it may work, or says why not
+    except Exception:
         return
     finally:
         head.train(training)

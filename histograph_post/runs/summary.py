@@ -43,7 +43,10 @@ def bold_row(results: Mapping[str, Any]) -> tuple[str, str]:
         return str(results["head"]), "Bold: the readout that the run predicts with."
     if verdict.decision == "use" and verdict.readout != saved[0]:
         return verdict.readout, "Bold: the readout that the verdict names."
-    return saved[0], "Bold: the best by validation."
+    best = [validation_of(results["readouts"][name]) for name in saved[:2]]
+    tied = len(best) > 1 and best[1] and best[0] and best[0]["mean"] == best[1]["mean"]
+    equals = ", of equals the one with fewest parameters" if tied else ""
+    return saved[0], f"Bold: the best by validation{equals}."
 
 
 def about_intervals(results: Mapping[str, Any]) -> str:
@@ -136,7 +139,8 @@ def facts(run: Run) -> list[tuple[str, str]]:
     plan = {**run.plan.get("frozen", {}), **run.plan}  # other stages contain the head stage's
     layers = backbone.capture.names
     checkpoint = backbone.model.checkpoint
-    description = HEADS[stored["head"]].description if stored["head"] in HEADS else MISSING
+    name = str(stored["head"])
+    own = ", ".join(["custom readout", *([run.own_heads[name]] if name in run.own_heads else [])])
     return [
         ("task", _task(run.results["task"])),
         ("targets", _some(stored["target_names"])),
@@ -148,7 +152,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
         ("weights sha256", _weights(run)),
         ("layers", f"{len(layers)}: {_some(layers, 8)}"),
         ("splits", _splits(run)),
-        ("head", f"{stored['head']}: {description}"),
+        ("head", f"{name}: {HEADS[name].description if name in HEADS else own}"),
         ("head options", _pairs(stored["config"], leave_out=("in_dims", "out_dim", "level"))),
         ("best fit", f"fold {stored['fold']}, seed {stored['seed']}, by validation"),
         ("predicts with", predicts_with(run)),

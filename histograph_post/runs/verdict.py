@@ -113,13 +113,11 @@ def verdict_of(results: Mapping[str, Any], head: str | None = None) -> Verdict:
         and _gains_nothing(results, head, frozen)
     ):
         found = verdict_of(results, frozen)
-        if found.readout != frozen:  # the own readout, or a simpler one that is better
-            return found
         before, after = (results["readouts"][name] for name in (frozen, head))
         text = f"{frozen} has a validation {metric} of {_mean(before)}, "
         text += f"{head} {_mean(after)} (test {_mean(before, 'test')} and {_mean(after, 'test')}"
         text += f"{lower})"
-        if found.decision == "undecided":
+        if (found.decision, found.readout) != ("use", frozen):
             return replace(found, text=f"{found.text} Fine-tuning gained nothing: {text}.")
         text = f"Keep the frozen head: {text}; the run it was fine-tuned from predicts with it."
         return replace(found, text=text)

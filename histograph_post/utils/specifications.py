@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Final, Literal, Self
 
-from ..errors import DataError, HistographError, ModelError, NotFoundError, one_line
+from ..errors import DataError, HistographError, ModelError, NotFoundError, one_line, raised_at
 from .sources import Sources
 from .trust import approved_sources, trusted_code
 
@@ -333,10 +333,15 @@ def _one_line_errors(place: str, kind: type[HistographError]) -> Iterator[None]:
     """Turn anything that a user's code raises on import into an error of one line."""
     try:
         yield
-    except HistographError:
-        raise
+    except HistographError as error:
+        where = raised_at(error)
+        if not where or where in str(error):
+            raise
+        raise kind(f"{where}: {error}", details=error.details) from error
     except (Exception, SystemExit) as error:
-        raise kind(f"importing {place} failed: {one_line(error)}") from error
+        where = raised_at(error)
+        at = f" at {where}" if where else ""
+        raise kind(f"importing {place} failed{at}: {one_line(error)}") from error
 
 
 def _hide_siblings(folder: Path, known: set[str]) -> dict[str, ModuleType]:

@@ -81,6 +81,13 @@ def test_values_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     (tmp_path / "tu" / "LOCAL" / "raw").mkdir(parents=True)
     monkeypatch.setenv("HISTOGRAPH_DATA_ROOT", str(tmp_path))
     assert options.complete_data("tu:L") == ["tu:LOCAL"]
+    info = tmp_path / "readouts-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: readouts\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[histograph_post.heads]\nof-others = nowhere:First\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert options.complete_heads("of-") == ["of-others"]
+    assert options.complete_several_heads("mean,of-") == ["mean,of-others"]
 
 
 @pytest.mark.parametrize(

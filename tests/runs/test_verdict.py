@@ -178,6 +178,7 @@ def test_a_fine_tuned_head_has_to_be_better_by_validation_than_the_frozen_one(
     before["averaged"]["versus_own"] = versus(loss)
     if readout == "histograph":
         assert verdict_of(results).decision == "keep"
+        assert "Fine-tuning gained nothing: histograph has a" in verdict_of(results).text
     # Nor is one that a simpler readout is better than, which this run keeps no head of.
     before["averaged"]["versus_own"] = versus(gain)
     before["averaged"]["versus_rival"] = {**before["averaged"]["versus_rival"], **versus(loss)}
@@ -218,6 +219,9 @@ def test_the_bold_row_is_the_best_by_validation_unless_the_verdict_names_another
     # Validation of the seeds averaged counts: 0.8 of mean, 0.7 of histograph.
     assert ranked_names(results) == ["own readout", "mean", "histograph"]
     assert bold_row(results) == ("mean", "Bold: the best by validation.")
+    results["readouts"]["histograph"]["averaged"]["valid"]["mean"] = 0.8
+    equals = ", of equals the one with fewest parameters"
+    assert bold_row(results) == ("mean", f"Bold: the best by validation{equals}.")
     assert bold_row(results_with(WORSE, WORSE))[0] == "own readout"
     named = bold_row(results_with(BETTER, BETTER))
     assert named == ("histograph", "Bold: the readout that the verdict names.")

@@ -228,10 +228,65 @@ def test_a_decorator_in_the_file_says_which_readout_of_the_run_a_class_is(
         assert own.head == known
 
 
+BROKEN = """
+from histograph_post.heads import Readout
+class Wide(Readout):
+    def build(self): self.finish(2)
+    def pool_graphs(self, history, graphs, edge_index): return graphs.mean(self.layers(history)[-1])
+class Fails(Wide):
+    def pool_graphs(self, history, graphs, edge_index):
+        return graphs.mean(history) @ graphs.nothing
+class Fixed(Wide):
+    def pool_graphs(self, history, graphs, edge_index):
+        if len(graphs.index) < 20:
+            raise RuntimeError("graphs of this data are larger")
+        return graphs.mean(self.layers(history)[-1][:, :2])
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Wide", "Wide.pool_graphs: found [2, 8], expected [2, 2]"),
+        ("Fails", "'Fails' failed at broken.py:8: AttributeError"),
+        ("path", "found broken.py:path, expected a subclass"),
+    ],
+)
+def test_one_that_fails_is_refused_before_anything_is_trained(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    (tmp_path / "broken.py").write_text(f"from os import path\n{BROKEN.lstrip()}")
+    monkeypatch.chdir(tmp_path)
+    words = ("compare", work / "demo.cache", "--heads", f"mean,broken.py:{name}", *QUICK)
+    assert message in histograph(*words, "-o", "run", fails=True).stderr
+    assert not list(tmp_path.glob("run*"))
+
+
+def test_one_for_graphs_of_the_users_data_alone_is_trained(work: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    words = ("--head", f"{tmp_path / 'broken.py'}:Fixed", *QUICK, "--seeds", 0)
+    histograph("train-head", work / "demo.cache", *words, "-o", tmp_path / "run")
+
+
+def test_inspect_says_what_code_a_run_names(work: Path) -> None:
+    shown = histograph("inspect", work / "run").stdout
+    assert "MeanAndMax: custom readout" in shown
+    assert "my_head.py:MeanAndMax" in shown
+    assert re.search("readout +. validation +. +test", shown)
+
+
+def test_a_folder_that_is_not_there_is_what_the_command_takes(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    said = histograph("inspect", nowhere, fails=True).stderr
+    assert "expected a checkpoint, cache or run" in said
+    said = histograph("finetune", nowhere, "-o", tmp_path / "run", fails=True).stderr
+    assert "expected a run, a cache or several caches" in said
+
+
 GATED = '''
 import torch
 from histograph_post.heads import Readout
-from histograph_post.heads.base import Explanation
+from histograph_post.heads import Explanation
 
 
 class Gated(Readout):
