@@ -168,9 +168,10 @@ class Gates:
     def _is_gate(self, gate: int, *, beside: int) -> bool:
         """Whether a number per node weighs the nodes: a norm computes one of the states alone."""
         if self.made[gate] != self.made[beside]:
-            # From fewer layers, or none, such as a mass; or by layers of its own from the states.
+            # From fewer layers, or none, such as a mass; or by layers of its own.
             fewer = not self.made[gate] & ~self.made[beside]
-            return fewer or self.trace.derives(gate, beside)
+            derived = fewer or self.trace.derives(gate, beside)
+            return derived or self._squashed(gate, beside=beside)
         # Weights or a squashing function went into it: a norm has neither.
         return any(
             (call.name in GATING or call.name in LINEAR)

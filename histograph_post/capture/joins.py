@@ -194,6 +194,9 @@ class Joins:
         self, earlier: Join, given: int, join: Join, end: int, makers: Sequence[Layer]
     ) -> bool:
         """Whether an earlier layer was given what was joined as far back, and in the same way."""
+        states = [{*map(self.gates.unweighted, each.others)} for each in (earlier, join)]
+        if states[0] == states[1] and len([*self._joins(end)]) == 1:
+            return True  # the same state is all that is joined to what each layer returned
         before, now = self._gaps(earlier, given), self._gaps(join, end)
         # What comes from the data, such as a graph's context, lies back ever further.
         data = not any(self.made[value] for value in (*earlier.others, *join.others))

@@ -102,7 +102,10 @@ class _Readout:
         value = output
         while (call := self.trace.producer.get(value)) is not None and call.inputs:
             before, *others = call.inputs
-            if call.name in GATHERING and others and self.layers.has_node_rows(before):
+            whole, shape = self.layers.has_node_rows(before), self.trace.values[value].shape
+            # By an index, or the first rows, as of a batch of seeds and their neighbours.
+            rows = others or shape[1:] == self.trace.values[before].shape[1:]
+            if call.name in GATHERING and whole and rows:
                 return before
             if call.name not in SQUASHING | RESHAPING:
                 break

@@ -11,6 +11,7 @@ from torch_geometric.nn import (
     GCNConv,
     GraphConv,
     SAGEConv,
+    SimpleConv,
     global_add_pool,
     global_max_pool,
     global_mean_pool,
@@ -176,6 +177,25 @@ add("residuals with momentum", RESIDUALS, lambda: Residual(momentum))
 # The last addition is one of the way up, though it is the only one that reaches the input.
 add("symmetric skips", RESIDUALS, lambda: Residual(symmetric))
 add("sums of all layers before", RESIDUALS, lambda: Residual(all_before))
+
+
+@entry("classes by convolutions, then propagated with a residual", RESIDUALS)
+class Propagated(nn.Module):
+    """The same state, which layers have made, is added after each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList([GCNConv(FEATURES, WIDTH), GCNConv(WIDTH, WIDTH)])
+        self.step, self.head = SimpleConv(aggr="mean"), nn.Linear(WIDTH, 3)
+
+    def forward(self, x, edge_index, batch):
+        x = keep(self.convs[0](keep(x), edge_index).relu())
+        first = y = keep(self.head(self.convs[1](x, edge_index)))
+        for _ in range(2):
+            y = keep(0.5 * first + 0.5 * self.step(y, edge_index))
+        return global_add_pool(y, batch)
+
+
 add("residuals by the maximum", RESIDUALS, lambda: Residual(greater))
 add("residuals by the minimum", RESIDUALS, lambda: Residual(smaller))
 # One skip around everything: a residual, or an aggregation of the first and the last state.

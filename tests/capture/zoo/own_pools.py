@@ -129,6 +129,23 @@ add(
     POOLS,
     lambda: Pooled(mapped_clusters, 3 * 5, assign=nn.Linear(WIDTH, 3), map=nn.Linear(WIDTH, 5)),
 )
+
+
+# The weights of the nodes come from a network of their own, which is no branch of the readout.
+@entry("pool: weights by a network of their own", POOLS)
+class OwnScores(Pooled):
+    def __init__(self):
+        super().__init__(None)
+        self.score = nn.ModuleList([GCNConv(FEATURES, 4), GCNConv(4, 1)])
+
+    def forward(self, x, edge_index, batch):
+        score = self.score[1](self.score[0](x, edge_index).relu(), edge_index)
+        x = keep(self.embed(x))
+        for conv in self.convs:
+            x = keep(F.relu(conv(x, edge_index)))
+        return self.head(global_add_pool(x * softmax(score, batch), batch))
+
+
 add("a norm for the readout alone", LACKING, lambda: Pooled(own_norm, norm=nn.BatchNorm1d(WIDTH)))
 
 

@@ -216,6 +216,8 @@ class Chosen(nn.Module):
 
 add("classes of the nodes in a mask", SOME, lambda: Chosen(lambda data: data.z > 4))
 add("classes of the first node of each graph", SOME, lambda: Chosen(lambda data: data.ptr[:-1]))
+# As of a batch of seeds, which stand first, and their neighbours.
+add("classes of the first nodes", SOME, lambda: Chosen(lambda data: slice(len(data.z) // 2)))
 
 
 # --- layers that are given the graph beside the state
