@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from ..caches import Cache
 from ..caches.manifest import MANIFEST_NAME
 from ..errors import CacheError, NotFoundError
 from ..splits import Split, Splits, resolve_splits
 from ..training.loaded_cache import LoadedCache
+from ..utils.specifications import BUILT_IN_MODELS
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,24 @@ def make_folds(
     else:
         splits = first.splits
     return load_folds(caches, splits, memory_limit=memory_limit), splits
+
+
+def seen_note(caches: Sequence[Cache], splits: Splits) -> str | None:
+    """Return a note on test rows that a cache's own split trains on; None if there are none."""
+    own = caches[0].splits.folds
+    if len(caches) > 1 or len(own) > 1:
+        return None
+    tested = np.unique(np.concatenate([fold.test for fold in splits.folds]))
+    seen = np.intersect1d(tested, own[0].train).size
+    if not seen:
+        return None
+    again = ""
+    if caches[0].manifest.model.spec in BUILT_IN_MODELS:
+        again = "; histograph pretrain --folds trains a backbone for each fold"
+    return (
+        f"{seen:,} of {len(tested):,} rows that are tested are training rows of the cache's own "
+        f"split: fair only if the checkpoint was not trained on them{again}"
+    )
 
 
 def load_folds(

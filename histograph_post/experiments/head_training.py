@@ -34,7 +34,7 @@ from ..training.loaded_cache import SharedRows
 from ..training.loop import OnEpoch
 from ..training.node_batches import attention_note, goes_by_nodes, most_steps
 from ..training.options import TrainingOptions, suggested_lr
-from .folds import Fold, make_folds, open_caches
+from .folds import Fold, make_folds, open_caches, seen_note
 from .head_fits import fit_head, own_classifier, share_rows
 from .options import DEFAULT_SEEDS, ExperimentOptions, HeadSpec, with_baseline, with_keywords
 from .results import BASELINES
@@ -194,7 +194,8 @@ class Experiment(ReadoutStage):
         """Return what the user should know about memory, and what cannot be scored."""
         heads, loaded = self.build_heads(), self.folds[0].loaded
         means = self.task.level == "graph" and all(head.reads_means for head in heads)
-        notes = [attention_note(head, loaded) for head in heads]
+        notes = [seen_note(self.caches, self.splits)]
+        notes += [attention_note(head, loaded) for head in heads]
         if not (means or all(goes_by_nodes(head, loaded) for head in heads)):
             notes.append(loaded.memory.batch_note(self.training.batch_size))
         return [*(note for note in notes if note is not None), *super().notes()]

@@ -41,6 +41,25 @@ def test_the_best_epoch_is_never_worse_on_validation_than_the_solved_probe(
     assert min(best) == -1  # before the first epoch
 
 
+def test_folds_that_test_rows_the_checkpoint_may_have_seen_are_noted(
+    make_demo_cache: Callable[..., Path], tmp_path: Path
+) -> None:
+    one = make_demo_cache("stratified:0.6,0.2,0.2")
+    for split, seen in (("kfold:3", "36 of 60 rows that are tested are training rows"), (None, "")):
+        said: list[str] = []
+        train_head(
+            *(one, tmp_path / f"run-{split}"),
+            head="mean",
+            seeds=[0],
+            split=split,
+            training=TrainingOptions(epochs=1),
+            on_start=lambda metric, notes, said=said: said.extend(notes),
+        )
+        found = [note for note in said if "fair only if the checkpoint" in note]
+        assert len(found) == bool(seen)
+        assert all(seen in note for note in found)
+
+
 def test_run_folder_holds_what_it_promises(demo_cache: Path, tmp_path: Path) -> None:
     run = train_head(demo_cache, tmp_path / "run", seeds=(0, 1), training=QUICK, dim=8, heads=2)
     results = run.results
