@@ -139,6 +139,7 @@ COMMANDS = (
     Command("cache, all folds", typed("cache", "{work}/backbones", "-q")),
     Command("cache, a table on disk", typed(*OF_TABLE, "--workers", "0")),
     Command("cache --workers 2", typed(*OF_TABLE, "--workers", "2"), alone=False),
+    Command("cache --jobs 2", typed(*CACHE, "--jobs", "2"), alone=False),
     Command("pretrain", typed(*PRETRAIN)),
     Command("pretrain --head", typed(*PRETRAIN, *READOUT)),
     Command("train-head", typed(*TRAIN_HEAD)),
