@@ -69,20 +69,21 @@ def demo(
     recovers it. Every step is printed as the command to type for a checkpoint of your own.
     """
     from histograph_post.errors import OutputExistsError
+    from histograph_post.experiments.workers import limited_threads
+    from histograph_post.utils.outputs import OutputLock
 
     has_report = find_spec("matplotlib") is not None
     last = out / ("compare/report.html" if has_report else "finetuned/results.json")
-    if last.exists() and not overwrite:
-        raise OutputExistsError(f"{out}: found an older demo; choose another -o, or --overwrite")
-    from histograph_post.experiments.workers import limited_threads
-
-    steps = demo_steps(out, num_graphs)
-    terminal.info(
-        "Everything runs on one thread, as with OMP_NUM_THREADS=1, so that the scores do not "
-        "depend on your number of cores: more threads round differently."
-    )
-    results = []
-    with limited_threads(1):
+    steps, results = demo_steps(out, num_graphs), []
+    with OutputLock(out), limited_threads(1):
+        if last.exists() and not overwrite:
+            raise OutputExistsError(
+                f"{out}: found an older demo; choose another -o, or --overwrite"
+            )
+        terminal.info(
+            "Everything runs on one thread, as with OMP_NUM_THREADS=1, so that the scores do not "
+            "depend on your number of cores: more threads round differently."
+        )
         for number, step in enumerate(steps if has_report else steps[:-1], start=1):
             terminal.info(f"\n{number}. {step.why}")
             terminal.command(f"$ {step.command}")

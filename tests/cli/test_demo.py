@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from histograph_post.utils.outputs import OutputLock
+
 from ..helpers import histograph
 
 
@@ -79,3 +81,11 @@ def test_a_step_that_fails_ends_the_demo(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1].startswith("error: ")
     assert [path.name for path in tmp_path.iterdir()] == ["shallow"]
+
+
+def test_a_second_demo_in_the_same_folder_is_told_who_is_there(tmp_path: Path) -> None:
+    with OutputLock(tmp_path / "demo"):
+        result = histograph("demo", "-o", tmp_path / "demo")
+    assert result.exit_code == 1
+    assert "demo: found another writer (" in result.stderr.splitlines()[-1]
+    assert not (tmp_path / "demo").exists()
