@@ -82,7 +82,7 @@ def test_a_job_reads_graphs_of_its_own_and_none_once_all_is_done(
     def run(out: str, job: int = 0, jobs: int = 1, **options: object) -> tuple[Cache | None, int]:
         data = Graphs(200)
         data.all = graphs
-        how = {"node_budget": 100, "shard_bytes": 4000, "workers": 0, **options}
+        how = {"shard_bytes": 40_000, "workers": 0, **options}
         model = make_model(out_dim=3)
         made = cache(model, data, tmp_path / out, part=(job, jobs), **how)  # type: ignore[arg-type]
         return made, len({row for row in data.read if row > 63})  # the first 64 are looked at
