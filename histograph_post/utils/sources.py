@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from ..errors import ConfigError
+from .files import read_regular
 
 #: Suffixes of code files, in the order in which Python looks for them.
 _SUFFIXES: Final = (*EXTENSION_SUFFIXES, ".py")
@@ -74,7 +75,7 @@ class Sources(MetaPathFinder):
         while (package.parent / "__init__.py").is_file():
             package = package.parent
         found = (path for path in package.rglob("*") if path.name.endswith(_SUFFIXES))
-        files = {path: path.read_bytes() for path in sorted(found) if path.is_file()}
+        files = {path: read_regular(path) for path in sorted(found) if path.is_file()}
         return cls(file, package.parent if by_name else file.parent, files)
 
     @property
@@ -90,8 +91,8 @@ class Sources(MetaPathFinder):
     def are_current(self) -> bool:
         """Whether the files are unchanged."""
         try:
-            return all(path.read_bytes() == data for path, data in self.files.items())
-        except OSError:
+            return all(read_regular(path) == data for path, data in self.files.items())
+        except (ConfigError, OSError):
             return False
 
     def spec(self, name: str, file: Path) -> ModuleSpec | None:
@@ -99,7 +100,7 @@ class Sources(MetaPathFinder):
         where, data = str(file), self.files[file]
         loader: Any = _ReadSource(name, where, data)
         if file.suffix != ".py":  # compiled code can only be loaded by its path
-            if file.read_bytes() != data:
+            if read_regular(file) != data:
                 raise ImportError(f"{file} is not what you trusted")
             loader = ExtensionFileLoader(name, where)
         # No folder: other finders must not find anything else in it.
@@ -168,7 +169,7 @@ def _imported_by(file: Path) -> dict[Path, bytes]:
         path = ahead.pop()
         if path in found:
             continue
-        found[path] = path.read_bytes()
+        found[path] = read_regular(path)
         if path.suffix != ".py":
             continue
         inside = path.relative_to(root).parent.parts

@@ -480,6 +480,14 @@ def test_nothing_beside_trusted_code_is_run(trusting: Path, smuggled: str) -> No
         assert done.exit_code == 0, done.output
 
 
+def test_a_pipe_in_the_place_of_trusted_code_is_not_waited_for(trusting: Path) -> None:
+    assert histograph("trust", "run", "--yes").exit_code == 0
+    Path("mine.py").unlink()
+    os.mkfifo("mine.py")
+    done = histograph("predict", "run", "--data", "demo:", "-o", "out.csv")
+    assert_refused(done, "is not what you trusted", "head.json", "--model")
+
+
 def test_trusted_code_that_changes_meanwhile_is_not_run(trusting: Path) -> None:
     assert histograph("trust", "run", "--yes").exit_code == 0
     named = hg.Run.open("run").backbone.model.to_follow()  # checked here, imported below
