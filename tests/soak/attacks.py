@@ -24,7 +24,7 @@ from .commands import TRAIN_HEAD, Command, clear, contents, difference, typed
 from .operations import FAULTS, Faults, Snapshots, call_in_child, in_child, wait_for
 
 #: What a command says that finds its own output complete.
-_ALREADY = ("found a file; choose another -o", "found an older export")
+_ALREADY = ("found a file; choose another -o", "found an older export", "found an older demo")
 
 
 @dataclass
