@@ -346,8 +346,9 @@ class Readout(nn.Module):
         shape = list(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
         wanted = [expected, self.width]
         if shape != wanted:
+            each = "node" if method == "node_rows" else "graph"
             raise DataError(
                 f"{type(self).__name__}.{method}: found {shape}, expected {wanted}: "
-                "a row for each, of the width that was given to finish"
+                f"a row for each {each}, of the width that was given to finish"
             )
         return rows

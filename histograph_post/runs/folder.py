@@ -169,7 +169,8 @@ def _first_difference(found: Any, expected: Any, name: str = "") -> str:
         keys = [key for key in {**expected, **found} if found.get(key) != expected.get(key)]
         if not keys:
             return "another layout"
-        place = f"{name} {keys[0]}" if name else keys[0]
+        key = "code" if keys[0] == "source" else keys[0]  # of a readout
+        place = f"{name} {key}" if name else key
         return _first_difference(found.get(keys[0]), expected.get(keys[0]), place)
     if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
         pairs = zip(found, expected, strict=True)

@@ -38,7 +38,7 @@ from .predictions import Predictions, row_names
 from .predictor import Predictor as Predictor
 from .predictor import at_level, require_finite
 from .predictor import load as load
-from .run import Run
+from .run import Run, is_run
 from .saved_head import HeadMember
 
 OnProgress = Callable[[int, int], None]
@@ -224,7 +224,8 @@ def embed(
         best = opened.predictor.heads.members[saved.members.index(saved.best)]
         assert isinstance(best, HeadMember)
         found = _embedded(opened, best, node_budget)
-        which = f"vectors of `{saved.name}`, fold {saved.best.fold}, seed {saved.best.seed}"
+        name = opened.run.head if is_run(opened.run.folder) else saved.name
+        which = f"vectors of `{name}`, fold {saved.best.fold}, seed {saved.best.seed}"
         found = replace(found, notes=[*opened.notes, *found.notes, which])
         if opened.write is not None:
             opened.write(found.to_bytes(Path(str(out)).suffix))

@@ -82,7 +82,7 @@ def test_one_that_was_edited_is_refused(work: Path, tmp_path: Path) -> None:
         said = histograph("predict", run, *own, *DEMO, "-o", tmp_path / "no.csv", fails=True)
         assert "own.py:MeanAndMax: found code" in said.stderr
     said = histograph(*train, fails=True).stderr
-    assert re.search("found a run with heads source [0-9a-f]{12}, expected", said)
+    assert re.search("found a run with heads code [0-9a-f]{12}, expected", said)
 
 
 def test_trusted_it_need_not_be_named(
@@ -278,7 +278,7 @@ def test_inspect_says_what_code_a_run_names(work: Path) -> None:
 def test_a_folder_that_is_not_there_is_what_the_command_takes(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     said = histograph("inspect", nowhere, fails=True).stderr
-    assert "expected a checkpoint, cache or run" in said
+    assert "expected a checkpoint, a cache or a run" in said
     said = histograph("finetune", nowhere, "-o", tmp_path / "run", fails=True).stderr
     assert "expected a run, a cache or several caches" in said
 
