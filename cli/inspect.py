@@ -68,15 +68,13 @@ def inspect(
     """
     from histograph_post.models.spec import weights_in
 
-    if not path.exists():
-        raise NotFoundError(f"{path}: found nothing, expected a checkpoint, a cache or a run")
     if path.is_dir() and weights_in(path) is None:
         _inspect_folder(terminal, path)
         return
     if (model is None) != (data is None):
         raise typer.BadParameter("give --model and --data together, or neither")
     if not path.exists():
-        raise NotFoundError(f"{path}: found no file or folder, expected a checkpoint, cache or run")
+        raise NotFoundError(f"{path}: found nothing, expected a checkpoint, a cache or a run")
     if model is None or data is None:
         _inspect_checkpoint(terminal, path, state=state, trust=trust_checkpoint)
         return
