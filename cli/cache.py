@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -228,11 +227,11 @@ def _write_in_processes(terminal: Terminal, jobs: int, *, overwrite: bool) -> No
     The first one shows its progress. If one fails, or this process is interrupted, all of them are
     ended, with the loss of a shard each at most.
     """
-    from histograph_post.errors import WorkerError
-    from histograph_post.experiments.parallel import available_cores
+    from histograph_post.experiments.parallel import threads_per_fit
+    from histograph_post.experiments.workers import process_ended
     from histograph_post.utils.files import config_text
 
-    threads = str(max(1, available_cores() // jobs))
+    threads = str(threads_per_fit(jobs))
     processes: list[subprocess.Popen[bytes]] = []
     with TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as waiting:
         config = Path(folder, "config.toml")
@@ -257,11 +256,7 @@ def _write_in_processes(terminal: Terminal, jobs: int, *, overwrite: bool) -> No
             for end in as_completed(ends):
                 job, code = ends[end], end.result()
                 if code < 0:
-                    raise WorkerError(
-                        f"job {job} of {jobs}: found that its process ended "
-                        f"({signal.Signals(-code).name}), expected its shards; if memory ran out, "
-                        "run the same command again with fewer --jobs"
-                    )
+                    raise process_ended(f"job {job} of {jobs}", code, "its shards")
                 if code > 0:
                     print(logs[job].read_text(), end="", file=sys.stderr)
                     raise typer.Exit(code)

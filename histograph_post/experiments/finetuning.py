@@ -347,9 +347,9 @@ def finetune(
             :func:`plan_finetuning`, such as ``model`` and ``data``.
     """
     options, planning = with_keywords(options, keywords)
-    new = None
+    run, new = open_source(source), None
     if head is not None or head_options:
-        run, asked = open_source(source), head or "histograph"
+        asked = head or "histograph"
         name = head_name(asked) if run is None else own_name(run, asked)
         new = HeadSpec(name, head_options or {})
     backbone = BackboneOptions(
@@ -363,5 +363,5 @@ def finetune(
     )
     if not isinstance(source, Cache):
         require_apart(out, source.folder if isinstance(source, Run) else source, is_folder=True)
-    planned = plan_finetuning(source, options, head=new, backbone=backbone, **planning)
+    planned = plan_finetuning(run or source, options, head=new, backbone=backbone, **planning)
     return run_experiment(planned, out, chosen=planned.name, options=options)

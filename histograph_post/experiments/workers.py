@@ -199,12 +199,22 @@ class Worker:
     def _ended(self) -> WorkerError:
         self._process.join()
         code = self._process.exitcode or 0
-        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-        fit = "" if self.job is None else f"{self.job.spec.label}: "
-        return WorkerError(
-            f"{fit}found that its process ended ({how}), expected a result; if memory ran out, "
-            "run the same command again with fewer --jobs"
-        )
+        return process_ended("" if self.job is None else self.job.spec.label, code, "a result")
+
+
+def process_ended(what: str, code: int, expected: str) -> WorkerError:
+    """Return the error for a process that ended before it had done its work.
+
+    Args:
+        what: It was to do; may be empty.
+        code: Its exit code; minus the number of the signal that ended it.
+        expected: Of it.
+    """
+    how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    return WorkerError(
+        f"{what}{what and ': '}found that its process ended ({how}), expected {expected}; if "
+        "memory ran out, run the same command again with fewer --jobs"
+    )
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from ..experiments.folds import open_caches
 from ..heads.base import Readout
 from ..runs.run import PREDICTIONS_NAME, REPORT_NAME, Run
 from ..runs.summary import facts, repeat_commands
-from ..utils.files import remove_leftovers, require_folder, write_bytes
+from ..utils.files import read_regular, remove_leftovers, require_folder, write_bytes
 from ..utils.outputs import OutputLock, output_file
 from ..utils.specifications import is_built_in
 from ..utils.text import plural
@@ -120,7 +120,7 @@ def report(
             }
             for path, picture in drawn.items():
                 # What a report that was killed has drawn is the same.
-                if path.exists() and path.read_bytes() != picture and not overwrite:
+                if path.exists() and not overwrite and read_regular(path) != picture:
                     raise OutputExistsError(
                         f"{path}: found a file; choose another --figures, or --overwrite"
                     )

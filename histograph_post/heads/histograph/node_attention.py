@@ -127,9 +127,8 @@ class NodeAttention(nn.Module):
     def contexts(self, nodes: Tensor, graphs: Graphs, reach: Reach = None) -> Tensor:
         """Return the context of every node, before the output projection: ``[num_nodes, dim]``."""
         if isinstance(reach, Tensor):
-            projected = self.in_projection(nodes).unflatten(
-                -1, (3, self.heads, -1)
-            )  # [.., 3, h, d]
+            projected = self.in_projection(nodes)  # [num_nodes, 3 * dim]
+            projected = projected.unflatten(-1, (3, self.heads, -1))  # [num_nodes, 3, heads, d]
             drop, kept = self.dropout if self.training else 0.0, self._kept_keys(graphs)
             return attend_along_edges(projected, reach, self.zero_token, drop, kept)
         return self._each_kind(nodes, graphs, reach, self._exact_contexts, self._landmark_contexts)
